@@ -1,0 +1,92 @@
+-- Jobs, their attempts, and who runs them.
+
+CREATE TYPE job_state AS ENUM ('queued', 'active', 'paused', 'cancelling', 'succeeded', 'failed', 'cancelled');
+CREATE TYPE attempt_state AS ENUM ('placing', 'starting', 'running', 'recovering', 'stopping', 'ended');
+CREATE TYPE attempt_outcome AS ENUM ('succeeded', 'failed', 'lease_lost', 'cancelled');
+CREATE TYPE phase AS ENUM ('starting', 'forming', 'data', 'forward', 'backward', 'reduce', 'optimizer', 'checkpoint',
+                           'evaluation', 'done');
+
+CREATE TABLE job (
+    job_id              uuid PRIMARY KEY,
+    project_id          uuid NOT NULL REFERENCES project,
+    principal_id        uuid NOT NULL REFERENCES principal,
+    name                text NOT NULL,
+    state               job_state NOT NULL,
+    spec                jsonb NOT NULL,
+    -- The fence: counts up with every placement, never resets.
+    generation          bigint NOT NULL DEFAULT 0,
+    waiting             text,
+    ranks               integer NOT NULL,
+    samples_per_epoch   bigint NOT NULL,
+    steps_total         bigint NOT NULL,
+    -- Budgets of retries that are left. Never refilled.
+    user_retries        integer NOT NULL,
+    infrastructure_retries integer NOT NULL,
+    -- The last sequence numbers given out under this row's lock.
+    event_seq           bigint NOT NULL DEFAULT 0,
+    log_seq             bigint NOT NULL DEFAULT 0,
+    created_at          timestamptz NOT NULL,
+    ended_at            timestamptz,
+    -- Written down so that no code path can leave a final job without its end time, or the reverse.
+    CONSTRAINT job_ended_at_iff_final
+        CHECK ((state IN ('succeeded', 'failed', 'cancelled')) = (ended_at IS NOT NULL))
+);
+CREATE INDEX job_newest_first ON job (project_id, created_at DESC, job_id DESC);
+CREATE INDEX job_unfinished ON job (created_at, job_id) WHERE ended_at IS NULL;
+
+CREATE TABLE idempotency_key (
+    project_id  uuid NOT NULL REFERENCES project,
+    key         text NOT NULL,
+    fingerprint text NOT NULL,
+    job_id      uuid NOT NULL REFERENCES job,
+    created_at  timestamptz NOT NULL,
+    PRIMARY KEY (project_id, key)
+);
+
+CREATE TABLE attempt (
+    attempt_id           uuid PRIMARY KEY,
+    project_id           uuid NOT NULL REFERENCES project,
+    job_id               uuid NOT NULL REFERENCES job,
+    number               integer NOT NULL,
+    generation           bigint NOT NULL,
+    state                attempt_state NOT NULL,
+    outcome              attempt_outcome,
+    attempt_key          text NOT NULL,
+    resume_checkpoint_id uuid,
+    first_step           bigint NOT NULL DEFAULT 0,
+    steps_done           bigint NOT NULL DEFAULT 0,
+    lease_expires_at     timestamptz NOT NULL,
+    -- When a stop was asked for: after the grace the ranks are killed.
+    stop_requested_at    timestamptz,
+    created_at           timestamptz NOT NULL,
+    first_step_at        timestamptz,
+    ended_at             timestamptz,
+    CONSTRAINT attempt_number_is_unique_in_job UNIQUE (job_id, number),
+    CONSTRAINT attempt_generation_is_unique_in_job UNIQUE (job_id, generation),
+    CONSTRAINT attempt_outcome_iff_ended CHECK ((state = 'ended') = (outcome IS NOT NULL)),
+    CONSTRAINT attempt_ended_at_iff_ended CHECK ((state = 'ended') = (ended_at IS NOT NULL))
+);
+-- At most one attempt of a job is at work.
+CREATE UNIQUE INDEX attempt_is_the_only_one_at_work ON attempt (job_id) WHERE state <> 'ended';
+
+-- The ranks of an attempt under one generation.
+CREATE TABLE group_member (
+    project_id uuid NOT NULL REFERENCES project,
+    attempt_id uuid NOT NULL REFERENCES attempt,
+    rank       integer NOT NULL,
+    node_id    uuid NOT NULL REFERENCES node,
+    device     device_kind NOT NULL,
+    slot_index integer NOT NULL,
+    pid        integer,
+    phase      phase,
+    step       bigint,
+    exit_code  integer,
+    signal     integer,
+    finished_at timestamptz,
+    -- When the node said that the process is gone. Until then its slot is held.
+    released_at timestamptz,
+    PRIMARY KEY (attempt_id, rank)
+);
+-- One rank a slot.
+CREATE UNIQUE INDEX group_member_holds_its_slot_alone ON group_member (node_id, device, slot_index)
+    WHERE released_at IS NULL;

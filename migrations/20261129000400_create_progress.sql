@@ -1,0 +1,99 @@
+-- What attempts leave behind: metrics, ledger, logs, verdicts, checkpoints, events.
+
+CREATE TYPE blame AS ENUM ('user', 'infrastructure');
+CREATE TYPE failure_code AS ENUM ('peer_gone', 'not_entered', 'node_lost', 'rendezvous_timeout', 'plan_mismatch',
+    'non_finite', 'guest_trap', 'guest_time_limit', 'guest_memory_limit', 'guest_stack_overflow', 'guest_output_limit',
+    'guest_shape', 'guest_error', 'prepare_failed', 'checkpoint_failed', 'rank_error');
+CREATE TYPE log_source AS ENUM ('rank', 'guest', 'stderr', 'agent');
+CREATE TYPE log_level AS ENUM ('debug', 'info', 'warn', 'error');
+CREATE TYPE job_event_kind AS ENUM ('state', 'metrics', 'log', 'failure', 'checkpoint');
+
+-- Keyed by attempt and step: a step that is done again by a later attempt is another row, and a batch sent twice changes nothing.
+CREATE TABLE metric_point (
+    project_id uuid NOT NULL REFERENCES project,
+    job_id     uuid NOT NULL REFERENCES job,
+    attempt_id uuid NOT NULL REFERENCES attempt,
+    name       text NOT NULL,
+    step       bigint NOT NULL,
+    value      double precision NOT NULL,
+    PRIMARY KEY (attempt_id, name, step)
+);
+CREATE INDEX metric_point_of_job ON metric_point (job_id, name, step);
+
+CREATE TABLE ledger_entry (
+    project_id     uuid NOT NULL REFERENCES project,
+    job_id         uuid NOT NULL REFERENCES job,
+    attempt_id     uuid NOT NULL REFERENCES attempt,
+    step           bigint NOT NULL,
+    data_epoch     bigint NOT NULL,
+    first_position bigint NOT NULL,
+    sample_count   bigint NOT NULL CONSTRAINT ledger_entry_uses_samples CHECK (0 < sample_count),
+    PRIMARY KEY (attempt_id, step)
+);
+CREATE INDEX ledger_entry_of_job ON ledger_entry (job_id, step);
+
+CREATE TABLE log_line (
+    project_id uuid NOT NULL REFERENCES project,
+    job_id     uuid NOT NULL REFERENCES job,
+    seq        bigint NOT NULL,
+    attempt_id uuid NOT NULL REFERENCES attempt,
+    rank       integer,
+    source     log_source NOT NULL,
+    level      log_level NOT NULL,
+    at         timestamptz NOT NULL,
+    text       text NOT NULL,
+    PRIMARY KEY (job_id, seq)
+);
+
+CREATE TABLE failure (
+    failure_id uuid PRIMARY KEY,
+    project_id uuid NOT NULL REFERENCES project,
+    job_id     uuid NOT NULL REFERENCES job,
+    attempt_id uuid NOT NULL REFERENCES attempt,
+    generation bigint NOT NULL,
+    -- The first failure of an attempt is its verdict; later ones are filed as effects of it.
+    is_effect  boolean NOT NULL,
+    code       failure_code NOT NULL,
+    blame      blame NOT NULL,
+    rank       integer,
+    node_id    uuid REFERENCES node,
+    signal     integer,
+    exit_code  integer,
+    step       bigint,
+    phase      phase,
+    message    text NOT NULL,
+    evidence   jsonb NOT NULL,
+    at         timestamptz NOT NULL
+);
+CREATE UNIQUE INDEX failure_has_one_verdict_per_attempt ON failure (attempt_id) WHERE NOT is_effect;
+CREATE INDEX failure_of_job ON failure (job_id, at DESC);
+
+CREATE TABLE checkpoint (
+    checkpoint_id uuid PRIMARY KEY,
+    project_id    uuid NOT NULL REFERENCES project,
+    job_id        uuid NOT NULL REFERENCES job,
+    attempt_id    uuid NOT NULL REFERENCES attempt,
+    step          bigint NOT NULL,
+    data_epoch    bigint NOT NULL,
+    next_position bigint NOT NULL,
+    file_digest   text NOT NULL,
+    size_bytes    bigint NOT NULL,
+    -- Metrics of steps below this belong to the saved state; a resume hides later ones of earlier attempts.
+    metrics_watermark bigint NOT NULL,
+    created_at    timestamptz NOT NULL,
+    CONSTRAINT checkpoint_is_a_file FOREIGN KEY (project_id, file_digest) REFERENCES file (project_id, digest),
+    CONSTRAINT checkpoint_step_is_unique_in_attempt UNIQUE (attempt_id, step)
+);
+CREATE INDEX checkpoint_newest_first ON checkpoint (job_id, step DESC);
+ALTER TABLE attempt ADD CONSTRAINT attempt_resumes_from_a_checkpoint
+    FOREIGN KEY (resume_checkpoint_id) REFERENCES checkpoint ON DELETE SET NULL;
+
+-- An outbox a job: sequence numbers are taken under the job row's lock, so a reader that goes by them misses nothing.
+CREATE TABLE job_event (
+    project_id uuid NOT NULL REFERENCES project,
+    job_id     uuid NOT NULL REFERENCES job,
+    seq        bigint NOT NULL,
+    kind       job_event_kind NOT NULL,
+    at         timestamptz NOT NULL,
+    PRIMARY KEY (job_id, seq)
+);

@@ -1,0 +1,366 @@
+//! What agents and the server say to each other. The agent opens every connection.
+//!
+//! * `POST /v1/agent/join` with a join token; answers a node token (`lsn_…`, sent as bearer from then on).
+//! * `POST /v1/agent/poll` parks up to 25 s, answers **the whole set** of assignments of this node as soon as
+//!   it differs from the version the agent has seen. The agent makes it so: starts what is missing, stops what
+//!   is not in the set.
+//! * `POST /v1/agent/heartbeat` renews the node's lease and those of the attempts it runs.
+//! * `POST /v1/agent/reports` hands over numbered reports; each has its effect exactly once.
+//! * `POST /v1/agent/chunks/missing`, `PUT|GET /v1/agent/chunks/{digest}?attempt=…&generation=…`,
+//!   `GET /v1/agent/files/{digest}?attempt=…&generation=…` (a [`crate::FileManifest`]),
+//!   `POST /v1/agent/checkpoints` ([`PublishCheckpoint`]): bytes of the attempt's own project, under its fence.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    AttemptId, DatasetFile, Digest, FailureCode, FileManifest, Generation, Inventory, JobId,
+    JobSpec, LedgerEntry, LogLevel, LogSource, NodeId, Phase, Rank, Step,
+};
+
+/// Longest park of a poll, seconds.
+pub const POLL_PARK_SECONDS: u64 = 25;
+
+/// A node's first words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JoinRequest {
+    /// `lsj_…`
+    pub join_token: String,
+    /// For people; unique within the organisation (joining again under a name takes its place).
+    pub name: String,
+    /// What it offers.
+    pub inventory: Inventory,
+}
+
+/// Welcome.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct JoinResponse {
+    /// The node's id.
+    pub node_id: NodeId,
+    /// The secret to speak with from now on: `lsn_…`.
+    pub node_token: String,
+    /// How often to send a heartbeat, milliseconds.
+    pub heartbeat_ms: u64,
+    /// How long the lease lasts without one, milliseconds.
+    pub lease_ms: u64,
+    /// How long ranks go on when no server answers, milliseconds.
+    pub orphan_grace_ms: u64,
+}
+
+impl std::fmt::Debug for JoinResponse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JoinResponse").field("node_id", &self.node_id).finish_non_exhaustive()
+    }
+}
+
+/// What the agent has, and what it last heard.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PollRequest {
+    /// Version of the last answer; 0 at first: answered at once.
+    pub seen_version: i64,
+    /// What the node offers now.
+    pub inventory: Inventory,
+    /// A random number drawn at the agent's start. A new one means that its ranks are gone.
+    pub boot_id: String,
+}
+
+/// All that should run on this node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct PollResponse {
+    /// Grows with every change of this node's set.
+    pub version: i64,
+    /// The whole set.
+    pub assignments: Vec<Assignment>,
+}
+
+/// The ranks of one attempt on one node.
+#[derive(Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Assignment {
+    /// The job.
+    pub job_id: JobId,
+    /// The attempt.
+    pub attempt_id: AttemptId,
+    /// Fencing number, sent back with every word about it.
+    pub generation: Generation,
+    /// Whether its ranks should finish the step they are in and leave (a cancel). They are killed after the grace.
+    pub is_stopping: bool,
+    /// World size of the whole gang.
+    pub world_size: u32,
+    /// The ranks on this node, in order; `slot_index[i]` belongs to `ranks[i]`.
+    pub ranks: Vec<Rank>,
+    /// CPU slots they hold.
+    pub slot_index: Vec<i32>,
+    /// The job; components are digests, datasets are digests.
+    pub spec: JobSpec,
+    /// Files of the training dataset.
+    pub train_files: Vec<DatasetFile>,
+    /// Files of the evaluation dataset.
+    pub eval_files: Vec<DatasetFile>,
+    /// Where to go on from.
+    pub resume: Option<ResumeFrom>,
+    /// Good for this attempt only; ranks prove with it to each other and to the agent that they belong.
+    pub attempt_key: String,
+}
+
+impl std::fmt::Debug for Assignment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Assignment")
+            .field("attempt_id", &self.attempt_id)
+            .field("generation", &self.generation)
+            .field("ranks", &self.ranks)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A checkpoint to resume from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ResumeFrom {
+    /// Optimizer steps done in it.
+    pub step: Step,
+    /// The file.
+    pub file: FileManifest,
+}
+
+/// An attempt under its fence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Fence {
+    /// The attempt.
+    pub attempt_id: AttemptId,
+    /// Its generation as the sender knows it.
+    pub generation: Generation,
+}
+
+/// Still here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HeartbeatRequest {
+    /// As in [`PollRequest`].
+    pub boot_id: String,
+    /// Attempts whose ranks live here.
+    pub running: Vec<RunningAttempt>,
+}
+
+/// One attempt's ranks on this node, as their flight records say.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RunningAttempt {
+    /// Which.
+    pub fence: Fence,
+    /// Each local rank's position.
+    pub ranks: Vec<RankPosition>,
+}
+
+/// Where one rank is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RankPosition {
+    /// The rank.
+    pub rank: Rank,
+    /// Its process.
+    pub pid: i32,
+    /// What it does.
+    pub phase: Phase,
+    /// The step it is in.
+    pub step: Step,
+}
+
+/// The answer to a heartbeat.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct HeartbeatResponse {
+    /// Attempts whose lease the node no longer holds: kill their ranks at once.
+    pub lost: Vec<Fence>,
+}
+
+/// Numbered reports, oldest first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReportRequest {
+    /// At most 500 reports and 4 MiB.
+    pub reports: Vec<NumberedReport>,
+}
+
+/// One report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NumberedReport {
+    /// Counts up by one over the node's life, restarts of the agent included (it is kept on disk).
+    pub seq: i64,
+    /// Under which fence.
+    pub fence: Fence,
+    /// What happened.
+    pub report: Report,
+}
+
+/// The answer: everything up to here has had its effect (or was fenced off) and can be forgotten.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ReportResponse {
+    /// The highest number handled. A report at or below it is ignored when it comes again.
+    pub acked_seq: i64,
+    /// Attempts whose reports were refused because the lease is lost: kill their ranks.
+    pub lost: Vec<Fence>,
+}
+
+/// What happened to ranks of an attempt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Report {
+    /// A rank's process runs.
+    RankStarted {
+        /// Which.
+        rank: Rank,
+        /// Its process.
+        pid: i32,
+    },
+    /// The group is formed and steps begin.
+    GroupFormed {
+        /// The step to do next.
+        step: Step,
+        /// Samples of the training split.
+        samples_per_epoch: i64,
+        /// Steps from start to end.
+        steps_total: Step,
+    },
+    /// Steps were done. From rank 0 only.
+    Steps {
+        /// In order.
+        steps: Vec<StepReport>,
+    },
+    /// Values of an evaluation pass. From rank 0 only.
+    Evaluated {
+        /// Steps done before it.
+        step: Step,
+        /// `(name, value)`: `eval/loss`, `eval/accuracy`, …; null when not finite.
+        metrics: Vec<NamedValue>,
+    },
+    /// Lines of log.
+    Log {
+        /// In order.
+        lines: Vec<ReportedLine>,
+    },
+    /// A rank's process is gone.
+    RankExited {
+        /// Which.
+        rank: Rank,
+        /// How, and where it was.
+        exit: RankExit,
+    },
+    /// Something broke. The first of an attempt is its verdict; later ones are its effects.
+    Failed(FailureReport),
+    /// Every local rank finished training and left with status 0.
+    Finished,
+    /// Every local rank is gone after a stop.
+    Stopped,
+}
+
+/// One optimizer step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StepReport {
+    /// What it used.
+    pub ledger: LedgerEntry,
+    /// Σ sum / Σ weight over the global batch; null when not finite.
+    pub loss: Option<f64>,
+    /// Other metrics of the step: `train/accuracy`, …
+    pub metrics: Vec<NamedValue>,
+    /// How long it took, microseconds.
+    pub duration_us: i64,
+}
+
+/// A metric's value.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NamedValue {
+    /// `[a-z0-9_/]`, at most 64 bytes.
+    pub name: String,
+    /// Null when not finite.
+    pub value: Option<f64>,
+}
+
+/// One line of log on its way to the server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReportedLine {
+    /// The rank that wrote it.
+    pub rank: Option<Rank>,
+    /// Where it comes from.
+    pub source: LogSource,
+    /// Weight.
+    pub level: LogLevel,
+    /// When, by the node's clock.
+    pub at: DateTime<Utc>,
+    /// At most 8 KiB.
+    pub text: String,
+}
+
+/// How a rank left, and where its flight record says it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RankExit {
+    /// Exit code, if it exited.
+    pub code: Option<i32>,
+    /// Signal, if one ended it.
+    pub signal: Option<i32>,
+    /// Phase in its flight record.
+    pub phase: Phase,
+    /// Step in its flight record.
+    pub step: Step,
+}
+
+/// What broke, as seen on the node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FailureReport {
+    /// What.
+    pub code: FailureCode,
+    /// The rank at fault, if one is.
+    pub rank: Option<Rank>,
+    /// How it left, if it did.
+    pub exit: Option<RankExit>,
+    /// Step.
+    pub step: Option<Step>,
+    /// Phase.
+    pub phase: Option<Phase>,
+    /// One sentence for people, names and numbers included.
+    pub message: String,
+    /// Anything else that is known: missing ranks, bucket, sample, limit. At most 16 KiB.
+    #[schema(value_type = Object)]
+    pub evidence: serde_json::Value,
+}
+
+/// Publishes a checkpoint whose chunks were all put before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PublishCheckpoint {
+    /// Under which fence.
+    pub fence: Fence,
+    /// Optimizer steps done.
+    pub step: Step,
+    /// Pass over the data that the next step is in.
+    pub data_epoch: i64,
+    /// Position within it that the next step begins at.
+    pub next_position: i64,
+    /// The file. The server reads its chunks back before it publishes.
+    pub file: FileManifest,
+}
+
+/// Whether a fetched digest is for the attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttemptQuery {
+    /// The attempt.
+    pub attempt: AttemptId,
+    /// Its generation.
+    pub generation: Generation,
+}
+
+/// Which chunks the attempt's project lacks (`POST /v1/agent/chunks/missing`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AgentMissingRequest {
+    /// Under which fence.
+    pub fence: Fence,
+    /// At most 4096 digests.
+    pub digests: Vec<Digest>,
+}

@@ -1,0 +1,25 @@
+//! The words every Lockstep program shares: ids, states, wire types, problems. No I/O, no async.
+
+mod agent;
+mod check;
+mod data;
+mod ids;
+mod job;
+mod node;
+mod problem;
+mod rank;
+mod spec;
+mod spec_parse;
+mod state;
+
+pub use agent::*;
+pub use check::*;
+pub use data::*;
+pub use ids::*;
+pub use job::*;
+pub use node::*;
+pub use problem::*;
+pub use rank::*;
+pub use spec::*;
+pub use spec_parse::*;
+pub use state::*;

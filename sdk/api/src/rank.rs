@@ -1,0 +1,119 @@
+//! What an agent and the ranks it starts say to each other.
+//!
+//! The agent starts `lockstep-rank train` with a [`RankConfig`] as JSON on standard input. Each rank connects
+//! to `socket_path` (a unix socket) and sends [`RankMessage`]s, one JSON document a line; the agent answers
+//! with [`AgentMessage`]s likewise. When the connection closes, the rank leaves at once: no rank outlives its agent.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    AttemptId, FailureReport, Generation, JobId, JobSpec, LogLevel, LogSource, NamedValue, Rank,
+    Step, StepReport,
+};
+
+/// Everything a rank needs to know. Holds no credential of the platform.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankConfig {
+    /// The job.
+    pub job_id: JobId,
+    /// The attempt.
+    pub attempt_id: AttemptId,
+    /// Fencing number.
+    pub generation: Generation,
+    /// This rank.
+    pub rank: Rank,
+    /// How many there are.
+    pub world_size: u32,
+    /// Position among the ranks of this node.
+    pub local_rank: u32,
+    /// The job's settings.
+    pub spec: JobSpec,
+    /// The agent's socket.
+    pub socket_path: String,
+    /// First words on it.
+    pub attempt_key: String,
+    /// File descriptor of the group's memfd, inherited; empty at first, sized by rank 0.
+    pub group_fd: i32,
+    /// This rank's flight record, a file made by the agent.
+    pub flight_record_path: String,
+    /// The loader component.
+    pub loader_path: String,
+    /// The loss component.
+    pub loss_path: String,
+    /// Folder of the training dataset's files.
+    pub train_dir: String,
+    /// Folder of the evaluation dataset's files.
+    pub eval_dir: Option<String>,
+    /// Folder for compiled components.
+    pub cache_dir: String,
+    /// A checkpoint file to resume from.
+    pub resume_path: Option<String>,
+    /// Folder to write checkpoints to (rank 0).
+    pub checkpoint_dir: String,
+}
+
+/// From a rank to its agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum RankMessage {
+    /// First message.
+    Hello {
+        /// Which rank.
+        rank: Rank,
+        /// From the config.
+        attempt_key: String,
+    },
+    /// The group is formed (rank 0).
+    Formed {
+        /// The step to do next.
+        step: Step,
+        /// Samples of the training split.
+        samples_per_epoch: i64,
+        /// Steps from start to end.
+        steps_total: Step,
+    },
+    /// A step was done (rank 0).
+    Step(StepReport),
+    /// An evaluation pass was done (rank 0).
+    Evaluated {
+        /// Steps done.
+        step: Step,
+        /// Its values.
+        metrics: Vec<NamedValue>,
+    },
+    /// A line of log.
+    Log {
+        /// Rank or guest.
+        source: LogSource,
+        /// Weight.
+        level: LogLevel,
+        /// At most 8 KiB.
+        text: String,
+    },
+    /// A checkpoint lies complete at `path` (rank 0). The agent uploads, publishes and deletes it.
+    Checkpoint {
+        /// The file.
+        path: String,
+        /// Steps done in it.
+        step: Step,
+        /// Pass over the data that the next step is in.
+        data_epoch: i64,
+        /// Position within it.
+        next_position: i64,
+    },
+    /// Something broke; the rank leaves with status 1 after this.
+    Failed(FailureReport),
+    /// Training is over; the rank leaves with status 0 once the agent has answered [`AgentMessage::Released`].
+    Done,
+}
+
+/// From the agent to a rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum AgentMessage {
+    /// Leave after the step you are in: all ranks agree on which, by the flag in the bucket header.
+    Stop,
+    /// Answer to [`RankMessage::Done`]: everything reported is safe on the agent's disk.
+    Released,
+}

@@ -1,0 +1,245 @@
+//! The closed sets of states, kinds and codes. In Postgres each is a native enum of the same name;
+//! a test of the server compares the labels.
+
+use serde::{Deserialize, Serialize};
+
+/// Declares an enum with one spelling for JSON, SQL and people.
+macro_rules! labels {
+    ($($(#[$doc:meta])* $sql:literal $name:ident { $($(#[$vdoc:meta])* $variant:ident = $label:literal,)+ })+) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
+        #[serde(rename_all = "snake_case")]
+        #[cfg_attr(feature = "sqlx", derive(sqlx::Type), sqlx(type_name = $sql, rename_all = "snake_case"))]
+        pub enum $name { $($(#[$vdoc])* $variant,)+ }
+
+        impl $name {
+            /// Every value, in order of declaration.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+            /// The name of the Postgres enum.
+            pub const SQL_TYPE: &'static str = $sql;
+
+            /// The spelling used in JSON, SQL and on screen.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $label,)+ }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = String;
+            fn from_str(text: &str) -> Result<Self, String> {
+                Self::ALL.iter().copied().find(|v| v.as_str() == text)
+                    .ok_or_else(|| format!("no such {}: {text:?}", $sql))
+            }
+        }
+    )+};
+}
+
+labels! {
+    /// Where a job stands.
+    "job_state" JobState {
+        /// Waits for slots; the job's `waiting` field says why.
+        Queued = "queued",
+        /// An attempt is at work.
+        Active = "active",
+        /// Set aside by its owner.
+        Paused = "paused",
+        /// Told to end; its ranks are being stopped.
+        Cancelling = "cancelling",
+        /// Trained to its end.
+        Succeeded = "succeeded",
+        /// Ended by a failure that was not retried.
+        Failed = "failed",
+        /// Ended because someone asked.
+        Cancelled = "cancelled",
+    }
+    /// Where one try stands.
+    "attempt_state" AttemptState {
+        /// Slots are chosen; the agents have not yet said that they took them.
+        Placing = "placing",
+        /// Agents fetch components and data and start ranks.
+        Starting = "starting",
+        /// At least one optimizer step is done or every rank said it is ready.
+        Running = "running",
+        /// The process group re-forms under a new generation.
+        Recovering = "recovering",
+        /// Ranks are being stopped.
+        Stopping = "stopping",
+        /// Over; `outcome` says how.
+        Ended = "ended",
+    }
+    /// How an attempt ended.
+    "attempt_outcome" AttemptOutcome {
+        /// All ranks finished training.
+        Succeeded = "succeeded",
+        /// Something broke; a verdict says what.
+        Failed = "failed",
+        /// Its lease ran out.
+        LeaseLost = "lease_lost",
+        /// Stopped on request.
+        Cancelled = "cancelled",
+    }
+    /// Whose fault a failure is. Budgets for retries are kept apart.
+    "blame" Blame {
+        /// The job's own code, data or settings.
+        User = "user",
+        /// A machine, a link, the service.
+        Infrastructure = "infrastructure",
+    }
+    /// What broke: the code of a verdict.
+    "failure_code" FailureCode {
+        /// A rank's process is gone (exit status or signal in the verdict).
+        PeerGone = "peer_gone",
+        /// A rank did not enter a collective in time.
+        NotEntered = "not_entered",
+        /// A node stopped answering.
+        NodeLost = "node_lost",
+        /// The ranks did not form a group in time.
+        RendezvousTimeout = "rendezvous_timeout",
+        /// Ranks disagree on the plan of collectives.
+        PlanMismatch = "plan_mismatch",
+        /// The loss or a gradient is not finite.
+        NonFinite = "non_finite",
+        /// A guest trapped.
+        GuestTrap = "guest_trap",
+        /// A guest ran past its time.
+        GuestTimeLimit = "guest_time_limit",
+        /// A guest asked for more memory than it may have.
+        GuestMemoryLimit = "guest_memory_limit",
+        /// A guest's stack overflowed.
+        GuestStackOverflow = "guest_stack_overflow",
+        /// A guest put out more than it may.
+        GuestOutputLimit = "guest_output_limit",
+        /// A guest's tensors do not have the shape or dtype that is needed.
+        GuestShape = "guest_shape",
+        /// A guest answered with an error of its own.
+        GuestError = "guest_error",
+        /// A component or dataset could not be fetched or prepared on the node.
+        PrepareFailed = "prepare_failed",
+        /// A checkpoint could not be written or read.
+        CheckpointFailed = "checkpoint_failed",
+        /// A rank ended with an error that has no code of its own.
+        RankError = "rank_error",
+    }
+    /// What kind of device a slot is.
+    "device_kind" DeviceKind {
+        /// Processor cores.
+        Cpu = "cpu",
+        /// An NVIDIA GPU.
+        Cuda = "cuda",
+    }
+    /// What a member of a project may do; each includes the one before.
+    "role" Role {
+        /// Read.
+        Viewer = "viewer",
+        /// Submit, and cancel own jobs.
+        Member = "member",
+        /// Cancel and change any job of the project.
+        Maintainer = "maintainer",
+        /// Everything, nodes and tokens included.
+        Admin = "admin",
+    }
+    /// What a rank is doing, as its flight record says.
+    "phase" Phase {
+        /// Reading settings, compiling guests, mapping data.
+        Starting = "starting",
+        /// Waiting for the other ranks to form the group.
+        Forming = "forming",
+        /// In the loader.
+        Data = "data",
+        /// Forward pass, the loss included.
+        Forward = "forward",
+        /// Backward pass.
+        Backward = "backward",
+        /// Waiting for a bucket to be reduced.
+        Reduce = "reduce",
+        /// Optimizer.
+        Optimizer = "optimizer",
+        /// Writing a checkpoint.
+        Checkpoint = "checkpoint",
+        /// Evaluation pass.
+        Evaluation = "evaluation",
+        /// Finished.
+        Done = "done",
+    }
+    /// Where a log line comes from.
+    "log_source" LogSource {
+        /// The training loop.
+        Rank = "rank",
+        /// A guest, through its log interface.
+        Guest = "guest",
+        /// The process's standard error.
+        Stderr = "stderr",
+        /// The agent, speaking of this attempt.
+        Agent = "agent",
+    }
+    /// Weight of a log line.
+    "log_level" LogLevel {
+        /// For whoever debugs.
+        Debug = "debug",
+        /// Normal.
+        Info = "info",
+        /// Odd, work goes on.
+        Warn = "warn",
+        /// Something failed.
+        Error = "error",
+    }
+}
+
+impl JobState {
+    /// Whether nothing more can happen to the job.
+    pub fn is_final(self) -> bool {
+        match self {
+            Self::Succeeded | Self::Failed | Self::Cancelled => true,
+            Self::Queued | Self::Active | Self::Paused | Self::Cancelling => false,
+        }
+    }
+}
+
+impl FailureCode {
+    /// Whose fault it is.
+    pub fn blame(self) -> Blame {
+        match self {
+            Self::PeerGone
+            | Self::NotEntered
+            | Self::NodeLost
+            | Self::RendezvousTimeout
+            | Self::PrepareFailed
+            | Self::CheckpointFailed => Blame::Infrastructure,
+            Self::PlanMismatch
+            | Self::NonFinite
+            | Self::GuestTrap
+            | Self::GuestTimeLimit
+            | Self::GuestMemoryLimit
+            | Self::GuestStackOverflow
+            | Self::GuestOutputLimit
+            | Self::GuestShape
+            | Self::GuestError
+            | Self::RankError => Blame::User,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_label_is_what_serde_writes() {
+        for code in FailureCode::ALL {
+            assert_eq!(serde_json::to_value(code).unwrap(), code.as_str());
+            assert_eq!(code.as_str().parse(), Ok(*code));
+        }
+        for phase in Phase::ALL {
+            assert_eq!(serde_json::to_value(phase).unwrap(), phase.as_str());
+        }
+        for state in JobState::ALL {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! The typed HTTP client of Lockstep: retries, paging, problems as errors, live events.

@@ -1,0 +1,1 @@
+//! A private Postgres cluster in a folder of ours: found, initialised, started, adopted, stopped.

@@ -1,0 +1,9 @@
+//! The shell of every long-running Lockstep program: clock, tracing, tasks, two-stage shutdown. Decides nothing.
+
+mod clock;
+mod shutdown;
+mod telemetry;
+
+pub use clock::Clock;
+pub use shutdown::{Shutdown, Stage};
+pub use telemetry::{LogFormat, TelemetryError, init_telemetry};

@@ -1,0 +1,3 @@
+//! The control plane: HTTP, SQL, reconcilers, wiring.
+
+fn main() {}

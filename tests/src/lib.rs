@@ -1,0 +1,1 @@
+//! Real servers, agents and ranks on one machine, asserted from outside.

@@ -1,0 +1,1 @@
+//! One node's daemon: offers slots, starts and watches ranks, ships what they report.

@@ -1,0 +1,3 @@
+//! One node's daemon: offers slots, starts and watches ranks, ships what they report.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Data parallel: buckets, grains, the fixed tree, the reducer.

@@ -1,0 +1,1 @@
+//! One rank's process: the training loop, and the check at submit.

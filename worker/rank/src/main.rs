@@ -1,0 +1,3 @@
+//! One rank's process: the training loop, and the check at submit.
+
+fn main() {}

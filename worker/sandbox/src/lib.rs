@@ -1,0 +1,1 @@
+//! Guests: wasmtime engine, limits, host interfaces, loaders and losses.

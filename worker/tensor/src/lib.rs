@@ -1,0 +1,1 @@
+//! The training engine: tape, arenas, operations with forward and backward, optimizers. CPU.

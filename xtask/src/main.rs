@@ -1,0 +1,3 @@
+//! House tasks: setup, demo, test, bench, arrows, generate.
+
+fn main() {}
