@@ -1,3 +1,53 @@
-//! House tasks: setup, demo, test, bench, arrows, generate.
+//! House tasks. Everything a developer or a newcomer runs is one of these; `.ci/run` is a list of them.
 
-fn main() {}
+mod arrows;
+mod bench;
+mod database;
+mod demo;
+mod generate;
+mod guests;
+mod out;
+mod setup;
+mod shell;
+mod test;
+
+use clap::{Parser, Subcommand};
+
+/// House tasks of Lockstep.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Installs what is missing: Postgres programs, the Wasm guest toolchain, Node packages, Chromium; builds guests and web page.
+    Setup,
+    /// Starts everything on this machine, trains the digits example, prints its test loss and accuracy.
+    Demo(demo::Demo),
+    /// Runs every test of the project.
+    Test(test::Test),
+    /// Measures in a release build; with --json the last line is one JSON object.
+    Bench(bench::Bench),
+    /// Fails if a crate or a server module uses what the layout forbids.
+    Arrows,
+    /// Regenerates what is generated and committed: OpenAPI, TypeScript types, offline queries.
+    Generate,
+    /// Starts a throw-away Postgres, migrated, prints its URL, and stops it at Ctrl-C.
+    Db,
+}
+
+fn main() -> anyhow::Result<()> {
+    let root = shell::root()?;
+    match Arguments::parse().task {
+        Task::Setup => setup::run(&root),
+        Task::Demo(demo) => demo.run(&root),
+        Task::Test(test) => test.run(&root),
+        Task::Bench(bench) => bench.run(&root),
+        Task::Arrows => arrows::run(&root),
+        Task::Generate => generate::run(&root),
+        Task::Db => database::run(&root),
+    }
+}

@@ -1,0 +1,70 @@
+import { Card, Group, Stack, Table, Text, Title } from "@mantine/core";
+import type { AttemptView } from "../../api/client";
+import { duration } from "../../components/format";
+
+/** Every try at the job, newest first, with its ranks. */
+export function Attempts({ attempts }: { attempts: AttemptView[] }) {
+  return (
+    <Stack>
+      {attempts.map((attempt) => (
+        <Card key={attempt.id} withBorder data-testid="attempt">
+          <Group justify="space-between">
+            <Title order={2} size="h5">
+              Attempt {attempt.number}: {attempt.outcome ?? attempt.state}
+            </Title>
+            <Text size="sm" c="dimmed">
+              {summary(attempt)}
+            </Text>
+          </Group>
+          <Ranks attempt={attempt} />
+        </Card>
+      ))}
+    </Stack>
+  );
+}
+
+function summary(attempt: AttemptView): string {
+  const parts = [`generation ${attempt.generation}`, `from step ${attempt.first_step}`];
+  if (attempt.first_step_at) {
+    parts.push(
+      `first step after ${duration(Date.parse(attempt.first_step_at) - Date.parse(attempt.created_at))}`,
+    );
+  }
+  return parts.join(" · ");
+}
+
+function Ranks({ attempt }: { attempt: AttemptView }) {
+  return (
+    <Table verticalSpacing={4}>
+      <Table.Thead>
+        <Table.Tr>
+          <Table.Th>Rank</Table.Th>
+          <Table.Th>Node</Table.Th>
+          <Table.Th>Process</Table.Th>
+          <Table.Th>Phase</Table.Th>
+          <Table.Th>Step</Table.Th>
+          <Table.Th>End</Table.Th>
+        </Table.Tr>
+      </Table.Thead>
+      <Table.Tbody>
+        {attempt.ranks.map((rank) => (
+          <Table.Tr key={rank.rank}>
+            <Table.Td>{rank.rank}</Table.Td>
+            <Table.Td>{rank.node_name}</Table.Td>
+            <Table.Td>{rank.pid ?? "–"}</Table.Td>
+            <Table.Td>{rank.phase ?? "–"}</Table.Td>
+            <Table.Td>{rank.step ?? "–"}</Table.Td>
+            <Table.Td>{ending(rank)}</Table.Td>
+          </Table.Tr>
+        ))}
+      </Table.Tbody>
+    </Table>
+  );
+}
+
+function ending(rank: AttemptView["ranks"][number]): string {
+  if (rank.signal !== null && rank.signal !== undefined) {
+    return `signal ${rank.signal}`;
+  }
+  return rank.exit_code === null || rank.exit_code === undefined ? "–" : `exit ${rank.exit_code}`;
+}

@@ -1,0 +1,50 @@
+//! Contracts that are generated and committed. CI runs this and fails if the tree is dirty afterwards.
+
+use anyhow::Context as _;
+use camino::Utf8Path;
+
+use crate::database::Throwaway;
+use crate::{database, shell};
+
+/// Regenerates all of them.
+pub(crate) fn run(root: &Utf8Path) -> anyhow::Result<()> {
+    queries(root)?;
+    openapi(root)?;
+    shell::run(&mut shell::npm(root, &["run", "--silent", "generate"]))
+}
+
+/// `.sqlx`: what the database says of every query, so that a build needs none.
+fn queries(root: &Utf8Path) -> anyhow::Result<()> {
+    let database = Throwaway::start()?;
+    database::migrate(root, &database)?;
+    let fresh = tempfile::tempdir_in(shell::target_dir(root)).context("making a folder")?;
+    // A macro runs only when its crate is compiled: touching the crate's root compiles it.
+    let crate_root = root.join("server/src/lib.rs");
+    let text = std::fs::read(&crate_root).with_context(|| format!("reading {crate_root}"))?;
+    std::fs::write(&crate_root, text).with_context(|| format!("touching {crate_root}"))?;
+    let mut check = shell::cargo(root);
+    check.args(["check", "--locked", "--package", "lockstep-server"]);
+    check.env("SQLX_OFFLINE", "false");
+    check.env("DATABASE_URL", database.url()).env("SQLX_OFFLINE_DIR", fresh.path());
+    shell::run(&mut check)?;
+    let committed = root.join(".sqlx");
+    if committed.is_dir() {
+        std::fs::remove_dir_all(&committed).with_context(|| format!("emptying {committed}"))?;
+    }
+    std::fs::create_dir(&committed).with_context(|| format!("making {committed}"))?;
+    for entry in std::fs::read_dir(fresh.path())? {
+        let entry = entry?;
+        let name = entry.file_name().into_string().map_err(|name| anyhow::anyhow!("{name:?}"))?;
+        std::fs::copy(entry.path(), committed.join(name))?;
+    }
+    Ok(())
+}
+
+/// `sdk/openapi.json`, from the server itself.
+fn openapi(root: &Utf8Path) -> anyhow::Result<()> {
+    let mut server = shell::cargo(root);
+    server.args(["run", "--quiet", "--locked", "--package", "lockstep-server", "--", "openapi"]);
+    let document = shell::read(&mut server)?;
+    let path = root.join("sdk/openapi.json");
+    std::fs::write(&path, document).with_context(|| format!("writing {path}"))
+}
