@@ -1,1 +1,20 @@
 //! Every decision of the control plane, without I/O: states, placement, leases, retries. Synchronous and deterministic.
+//!
+//! Nothing here reads a clock, a socket or a table. The server loads rows, asks a function of this crate what they
+//! mean, writes the answer down under the job row's lock, and can ask again after a crash.
+
+pub mod attempt;
+pub mod job;
+pub mod lease;
+pub mod ledger;
+pub mod placement;
+pub mod timeouts;
+pub mod verdict;
+
+pub use attempt::{Attempt, Effect, Event, Gang, Member, NodeLoss, Place, Stage, StepError, Suspect, Word};
+pub use job::{Job, JobEffect, JobEvent, JobStepError, RetryBudget};
+pub use lease::{LeaseTerms, LeaseTermsError};
+pub use ledger::complete_epochs;
+pub use placement::{Decision, NodeOffer, Placed, Reason, Request, SlotOffer, schedule};
+pub use timeouts::Timeouts;
+pub use verdict::{Failure, Grade, Standing};

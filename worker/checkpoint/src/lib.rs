@@ -1,1 +1,62 @@
 //! A job's whole state as one safetensors file: written aside, read back, resumed.
+//!
+//! Tensors: `<parameter>` and `optimizer.<moment>.<parameter>`, all f32, so that any safetensors reader opens the
+//! weights by their names. The metadata key `lockstep` holds a [`Meta`] as JSON. The same state gives the same
+//! bytes, so a checkpoint's digest says whether two states are equal.
+
+mod curve;
+mod error;
+mod file;
+
+pub use curve::curve_settings;
+pub use error::CheckpointError;
+pub use file::{load, save};
+
+use lockstep_api::Step;
+use lockstep_tensor::{Layout, OptimizerState};
+use serde::{Deserialize, Serialize};
+
+/// Written into every file; a reader refuses others.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// What is not a tensor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Meta {
+    /// [`FORMAT_VERSION`].
+    pub version: u32,
+    /// Optimizer steps done.
+    pub step: Step,
+    /// Pass over the data that the next step is in.
+    pub data_epoch: i64,
+    /// Position within it that the next step begins at.
+    pub next_position: i64,
+    /// Samples of the training split: positions mean nothing without it.
+    pub samples_per_epoch: i64,
+    /// The optimizer's own count of steps.
+    pub optimizer_step: u64,
+    /// The job's settings that decide its curve, from [`curve_settings`].
+    pub settings: serde_json::Value,
+}
+
+/// Weights and optimizer state, flat, in the order of the arena.
+#[derive(Debug)]
+pub struct State<'a> {
+    /// Where each parameter lies.
+    pub layout: &'a Layout,
+    /// `[layout.len()]`
+    pub weights: &'a [f32],
+    /// Each moment `[layout.len()]`.
+    pub optimizer: &'a OptimizerState,
+}
+
+/// Likewise, to be filled.
+#[derive(Debug)]
+pub struct StateMut<'a> {
+    /// Where each parameter lies.
+    pub layout: &'a Layout,
+    /// `[layout.len()]`
+    pub weights: &'a mut [f32],
+    /// Each moment `[layout.len()]`; which there are, the optimizer says.
+    pub optimizer: &'a mut OptimizerState,
+}
