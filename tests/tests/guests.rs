@@ -1,0 +1,62 @@
+//! Guests that misbehave while they train: each ends as a named failure of its job, and nothing else is harmed.
+
+use std::time::{Duration, Instant};
+
+use lockstep_api::{Blame, FailureCode, JobState, JobView};
+use lockstep_e2e::{Service, wait_for_job};
+
+const JOB: &str = "examples/digits/job.toml";
+
+/// Time limit of one guest call in these tests.
+const CALL_LIMIT: Duration = Duration::from_secs(1);
+
+/// What everything else of a job may take: start, first steps, the way to the database.
+const REST_OF_THE_JOB: Duration = Duration::from_secs(20);
+
+/// The misbehaving loader behaves for so many calls, so that the check at submit lets it pass.
+const CASES: &[(&str, FailureCode)] = &[
+    ("loop", FailureCode::GuestTimeLimit),
+    ("bomb", FailureCode::GuestMemoryLimit),
+    ("trap", FailureCode::GuestTrap),
+    ("overflow", FailureCode::GuestStackOverflow),
+    ("shape", FailureCode::GuestShape),
+    ("huge", FailureCode::GuestOutputLimit),
+    ("error", FailureCode::GuestError),
+    ("nan", FailureCode::NonFinite),
+];
+
+#[tokio::test]
+async fn every_misbehaviour_ends_its_job_with_its_name_while_another_job_trains_on() -> anyhow::Result<()> {
+    let service = Service::start(2).await?;
+    let bystander = service.submit(JOB, &["train.epochs=100000", "gang.ranks=1"])?.summary.id;
+    let runs = |job: &JobView| 1 <= job.summary.steps_done.0;
+    wait_for_job(&service.client, bystander, "the bystander runs", REST_OF_THE_JOB, runs).await?;
+
+    for (mode, code) in CASES {
+        let start = Instant::now();
+        let job = service.submit(
+            JOB,
+            &[
+                "gang.ranks=1",
+                "loader.component=./../../worker/sandbox/tests/guests/misbehaving-loader.wasm",
+                &format!("loader.config={{ mode = \"{mode}\", after_calls = 3 }}"),
+                "loader.limits={ memory_mib = 64, call_ms = 1000, output_mib = 8 }",
+            ],
+        )?;
+        let over = |job: &JobView| job.summary.state.is_final();
+        let deadline = CALL_LIMIT + REST_OF_THE_JOB;
+        let job = wait_for_job(&service.client, job.summary.id, mode, deadline, over).await?;
+        assert_eq!(job.summary.state, JobState::Failed, "{mode}: {job:#?}");
+        let verdict = &job.failures[0];
+        assert_eq!(verdict.code, *code, "{mode}: {verdict:#?}");
+        assert_eq!(verdict.blame, Blame::User, "{mode}: {verdict:#?}");
+        assert!(!verdict.message.is_empty());
+        assert!(start.elapsed() < deadline);
+    }
+
+    let before = service.client.job(bystander).await?.summary.steps_done;
+    let goes_on = |job: &JobView| before < job.summary.steps_done;
+    wait_for_job(&service.client, bystander, "the bystander goes on", REST_OF_THE_JOB, goes_on).await?;
+    assert!(service.client.nodes().await?[0].is_live);
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! `kill -9` of a rank, of the agent and of the server, in the middle of a job: each ends in the documented way.
+
+use std::time::Duration;
+
+use lockstep_api::{AttemptOutcome, FailureCode, JobId, JobState, JobView, MetricSeries};
+use lockstep_e2e::{LEASE, Service, is_running, kill_now, wait_for, wait_for_job};
+
+const JOB: &str = "examples/digits/job.toml";
+
+/// Long enough to be hit in the middle, short enough for a test.
+const LONG: &[&str] = &["train.epochs=60", "checkpoint.every_steps=40", "gang.ranks=2"];
+
+/// Longest wait for a whole job.
+const WHOLE_JOB: Duration = Duration::from_secs(120);
+
+/// A rank that lost its agent is gone within this time: its socket closes, and the kernel kills it with its parent.
+const ORPHAN: Duration = Duration::from_secs(2);
+
+async fn until_midway(service: &Service, id: JobId) -> anyhow::Result<JobView> {
+    let midway = |job: &JobView| 60 <= job.summary.steps_done.0 && !job.checkpoints.is_empty();
+    wait_for_job(&service.client, id, "the job is midway", WHOLE_JOB, midway).await
+}
+
+async fn until_succeeded(service: &Service, id: JobId) -> anyhow::Result<JobView> {
+    let over = |job: &JobView| job.summary.state == JobState::Succeeded;
+    wait_for_job(&service.client, id, "the job succeeds", WHOLE_JOB, over).await
+}
+
+fn pids(job: &JobView) -> Vec<i32> {
+    job.attempts[0].ranks.iter().filter_map(|rank| rank.pid).collect()
+}
+
+/// The training curve, bit for bit: step and loss.
+async fn curve(service: &Service, id: JobId) -> anyhow::Result<Vec<(i64, u64)>> {
+    let series = service.client.metrics(id, Some("train/loss"), None).await?;
+    let points = series.into_iter().flat_map(|MetricSeries { name: _, points }| points);
+    Ok(points.map(|point| (point.step.0, point.value.unwrap_or(f64::NAN).to_bits())).collect())
+}
+
+/// Every epoch's samples were used exactly once, and every step has its place on the curve.
+async fn assert_nothing_lost_or_repeated(service: &Service, job: &JobView) -> anyhow::Result<()> {
+    let id = job.summary.id;
+    let ledger = service.client.ledger(id).await?;
+    let epochs: Vec<i64> = (0..i64::from(job.spec.train.epochs)).collect();
+    assert_eq!(ledger.complete_epochs, epochs);
+    let steps: Vec<i64> = curve(service, id).await?.into_iter().map(|(step, _)| step).collect();
+    let all: Vec<i64> = (0..job.summary.steps_total.expect("the steps are known").0).collect();
+    assert_eq!(steps, all);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_killed_rank_is_named_and_the_job_goes_on_from_its_checkpoint_with_the_same_curve()
+-> anyhow::Result<()> {
+    let service = Service::start(2).await?;
+    let undisturbed = service.submit(JOB, LONG)?.summary.id;
+    until_succeeded(&service, undisturbed).await?;
+
+    let id = service.submit(JOB, LONG)?.summary.id;
+    let midway = until_midway(&service, id).await?;
+    let victim = midway.attempts[0].ranks[1].pid.expect("rank 1 runs");
+    kill_now(victim)?;
+    let job = until_succeeded(&service, id).await?;
+
+    let verdict = &job.failures[0];
+    assert_eq!(verdict.code, FailureCode::PeerGone, "{verdict:#?}");
+    assert_eq!(verdict.rank.map(|rank| rank.0), Some(1), "{verdict:#?}");
+    assert_eq!(verdict.signal, Some(9), "{verdict:#?}");
+    assert!(verdict.step.is_some_and(|step| 60 <= step.0), "{verdict:#?}");
+    assert!(verdict.phase.is_some(), "{verdict:#?}");
+    assert!(verdict.message.contains("SIGKILL"), "{verdict:#?}");
+
+    assert_eq!(job.attempts.len(), 2, "{:#?}", job.attempts);
+    assert_eq!(job.attempts[1].outcome, Some(AttemptOutcome::Failed));
+    assert_eq!(job.attempts[0].outcome, Some(AttemptOutcome::Succeeded));
+    assert!(0 < job.attempts[0].first_step.0, "it resumed from a checkpoint");
+    assert!(job.attempts[1].generation < job.attempts[0].generation);
+    assert_nothing_lost_or_repeated(&service, &job).await?;
+    assert_eq!(curve(&service, id).await?, curve(&service, undisturbed).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_killed_agent_takes_its_ranks_along_and_the_job_is_placed_again_when_it_is_back()
+-> anyhow::Result<()> {
+    let mut service = Service::start(2).await?;
+    let id = service.submit(JOB, LONG)?.summary.id;
+    let midway = until_midway(&service, id).await?;
+    service.kill_agent(0)?;
+    wait_for("the ranks are gone", ORPHAN, || async {
+        pids(&midway).into_iter().all(|pid| !is_running(pid)).then_some(())
+    })
+    .await?;
+
+    let lost = |job: &JobView| job.failures.iter().any(|failure| failure.code == FailureCode::NodeLost);
+    let deadline = LEASE * 2 + Duration::from_secs(2);
+    let job = wait_for_job(&service.client, id, "the lease expires", deadline, lost).await?;
+    assert_eq!(job.summary.state, JobState::Queued);
+    assert!(job.summary.waiting.is_some(), "a job that waits says why");
+
+    service.start_agent(0).await?;
+    let job = until_succeeded(&service, id).await?;
+    assert_eq!(job.attempts.len(), 2);
+    assert_eq!(job.attempts[1].outcome, Some(AttemptOutcome::LeaseLost));
+    assert_nothing_lost_or_repeated(&service, &job).await
+}
+
+#[tokio::test]
+async fn a_killed_server_does_not_stop_the_ranks_and_loses_no_metrics() -> anyhow::Result<()> {
+    let mut service = Service::start(2).await?;
+    let id = service.submit(JOB, LONG)?.summary.id;
+    let midway = until_midway(&service, id).await?;
+    service.kill_server()?;
+    assert!(pids(&midway).into_iter().all(is_running), "ranks keep training");
+    // Longer than a lease: what was missed in the meantime must not be held against the node.
+    tokio::time::sleep(LEASE + Duration::from_millis(500)).await;
+    service.start_server().await?;
+    let job = until_succeeded(&service, id).await?;
+    assert_eq!(job.attempts.len(), 1, "{:#?}", job.failures);
+    assert_eq!(job.failures, []);
+    assert_nothing_lost_or_repeated(&service, &job).await
+}
