@@ -60,7 +60,7 @@ impl Demo {
         run.current_dir(root).args(["run", "examples/digits/job.toml"]);
         run.args(["--set", &format!("gang.ranks={}", self.ranks)]);
         shell::run(&mut run)?;
-        let (loss, accuracy) = results(&mut lockstep())?;
+        let (loss, accuracy) = results(&lockstep)?;
         if self.keep {
             service.keep();
             out::note(&format!("still running; settings: LOCKSTEP_CONFIG={}", home.join("config.toml")));
@@ -121,15 +121,11 @@ struct Shown {
 }
 
 /// Loss and accuracy of the newest job's last evaluation.
-fn results(lockstep: &mut Command) -> anyhow::Result<(f64, f64)> {
-    let program = lockstep.get_program().to_owned();
-    let config = lockstep.get_envs().map(|(k, v)| (k.to_owned(), v.map(ToOwned::to_owned)));
-    let environment: Vec<_> = config.filter_map(|(k, v)| v.map(|v| (k, v))).collect();
-    let jobs: Jobs = serde_json::from_str(&shell::read(lockstep.args(["ps", "--json"]))?)?;
+fn results(lockstep: &dyn Fn() -> Command) -> anyhow::Result<(f64, f64)> {
+    let jobs: Jobs = serde_json::from_str(&shell::read(lockstep().args(["ps", "--json"]))?)?;
     let newest = jobs.items.first().context("the server lists no job")?;
-    let mut show = Command::new(program);
-    show.envs(environment).args(["show", &newest.id, "--json"]);
-    let shown: Shown = serde_json::from_str(&shell::read(&mut show)?)?;
+    let shown = shell::read(lockstep().args(["show", &newest.id, "--json"]))?;
+    let shown: Shown = serde_json::from_str(&shown)?;
     let metric = |name: &str| {
         shown.metrics.get(name).copied().with_context(|| format!("the job has no metric {name}"))
     };

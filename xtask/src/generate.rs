@@ -17,6 +17,7 @@ pub(crate) fn run(root: &Utf8Path) -> anyhow::Result<()> {
 fn queries(root: &Utf8Path) -> anyhow::Result<()> {
     let database = Throwaway::start()?;
     database::migrate(root, &database)?;
+    std::fs::create_dir_all(shell::target_dir(root))?;
     let fresh = tempfile::tempdir_in(shell::target_dir(root)).context("making a folder")?;
     // A macro runs only when its crate is compiled: touching the crate's root compiles it.
     let crate_root = root.join("server/src/lib.rs");

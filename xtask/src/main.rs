@@ -35,7 +35,7 @@ enum Task {
     Arrows,
     /// Regenerates what is generated and committed: OpenAPI, TypeScript types, offline queries.
     Generate,
-    /// Starts a throw-away Postgres, migrated, prints its URL, and stops it at Ctrl-C.
+    /// Starts a throw-away Postgres, migrated, prints its URL, and stops it at the end of input.
     Db,
 }
 

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Context as _, bail};
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{guests, out, shell};
 
@@ -12,6 +12,7 @@ pub(crate) fn run(root: &Utf8Path) -> anyhow::Result<()> {
     packages()?;
     guests::setup_toolchain()?;
     guests::build(root)?;
+    python_packages()?;
     web_page(root)
 }
 
@@ -65,6 +66,25 @@ pub(crate) fn apt_install(packages: &[&str]) -> anyhow::Result<()> {
     install.env("RUNLEVEL", "1");
     install.args(["install", "-y", "-qq", "--no-install-recommends"]).args(packages);
     shell::run(&mut install).with_context(|| format!("by hand: {by_hand}"))
+}
+
+/// The reference `safetensors` library, in an environment of its own: a test opens our checkpoints with it.
+fn python_packages() -> anyhow::Result<()> {
+    let python = python()?;
+    if python.parent().is_some_and(|bin| bin.join(".has-safetensors").exists()) {
+        return Ok(());
+    }
+    let bin = python.parent().context("an interpreter lies in a folder")?;
+    let folder = bin.parent().context("that folder lies in an environment")?;
+    shell::run(Command::new("python3").args(["-m", "venv", "--clear", folder.as_str()]))?;
+    let packages = ["safetensors==0.8.0", "numpy"];
+    shell::run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))?;
+    std::fs::write(bin.join(".has-safetensors"), "").context("marking the environment as whole")
+}
+
+/// The interpreter of that environment.
+pub(crate) fn python() -> anyhow::Result<Utf8PathBuf> {
+    Ok(shell::cache_dir()?.join("python/bin/python"))
 }
 
 /// Node packages and the built page, each only when its sources are newer.

@@ -41,6 +41,7 @@ impl Test {
             }
         }
         tests.env("DATABASE_URL", database.url()).env("SQLX_OFFLINE", "true");
+        tests.env("LOCKSTEP_PYTHON", setup::python()?);
         shell::run(&mut tests)
     }
 }
