@@ -1,0 +1,1 @@
+//! Bytes by digest: chunks, files of chunks, datasets of files.

@@ -1,0 +1,1 @@
+//! The live stream of one job, fed by its outbox.

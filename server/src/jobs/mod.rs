@@ -1,0 +1,3 @@
+//! What users submit.
+
+pub(crate) mod store;

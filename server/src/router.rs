@@ -1,0 +1,167 @@
+//! The whole API in one list, and the layers around it in order.
+
+use std::any::Any;
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, Extension, MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::Router;
+use lockstep_api::{ProblemBody, ProblemCode};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::timeout::{RequestBodyTimeoutLayer, TimeoutLayer};
+use tower_http::trace::TraceLayer;
+use utoipa::OpenApi as _;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::app::App;
+use crate::extract::{BodyLimit, RequestId};
+use crate::openapi::Document;
+use crate::problem::{Problem, render};
+use crate::ui;
+
+/// A JSON body may be so long, bytes.
+const JSON_BYTES: usize = 1 << 20;
+/// Manifests of large files and datasets, and agents' reports, may be so long, bytes.
+const LONG_JSON_BYTES: usize = 8 << 20;
+/// A body of raw bytes is one chunk.
+const CHUNK_BYTES: usize = lockstep_api::CHUNK_BYTES;
+/// A JSON request is answered within this time. Above the database's own limits, so that those speak first.
+const JSON_TIME: Duration = Duration::from_secs(30);
+/// A body whose bytes stop coming for so long is given up.
+const BODY_PAUSE: Duration = Duration::from_secs(30);
+/// A request id from outside may be so long, bytes.
+const REQUEST_ID_BYTES: usize = 64;
+
+static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// JSON in, JSON out, soon.
+fn json_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+}
+
+/// Likewise, with long bodies.
+fn long_json_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+}
+
+/// JSON of agents (`/v1/agent/…`), soon.
+fn agent_json_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+}
+
+/// Agents' reports and manifests: long bodies.
+fn agent_long_json_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+}
+
+/// Raw bytes in or out: no time limit but on the body's pauses.
+fn bytes_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+}
+
+/// Answers that take as long as they take: event streams, parked polls.
+fn parked_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+}
+
+/// The API with its description.
+pub(crate) fn api() -> OpenApiRouter<App> {
+    let in_time = TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, JSON_TIME);
+    OpenApiRouter::with_openapi(Document::openapi())
+        .merge(limited(json_routes().merge(agent_json_routes()), JSON_BYTES).layer(in_time))
+        .merge(limited(long_json_routes().merge(agent_long_json_routes()), LONG_JSON_BYTES).layer(in_time))
+        .merge(limited(bytes_routes(), CHUNK_BYTES))
+        .merge(limited(parked_routes(), JSON_BYTES))
+}
+
+fn limited(routes: OpenApiRouter<App>, bytes: usize) -> OpenApiRouter<App> {
+    routes
+        .layer(DefaultBodyLimit::max(bytes))
+        .layer(Extension(BodyLimit(bytes)))
+        .layer(RequestBodyTimeoutLayer::new(BODY_PAUSE))
+}
+
+/// Everything the server answers.
+pub fn router(app: App) -> Router {
+    let (api, document) = api().split_for_parts();
+    let document = document.to_json().unwrap_or_default();
+    let description = move || async move {
+        ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], document)
+    };
+    api.route("/openapi.json", get(description))
+        .route("/healthz", get(health))
+        .fallback(ui::fallback)
+        .method_not_allowed_fallback(async || Problem::MethodNotAllowed)
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(TraceLayer::new_for_http().make_span_with(span).on_request(()))
+        .layer(middleware::from_fn_with_state(app.clone(), identify))
+        .with_state(app)
+}
+
+/// Whether the server can do its work.
+async fn health(State(app): State<App>) -> Result<&'static str, Problem> {
+    app.db.ping().await?;
+    Ok("ok\n")
+}
+
+/// Gives the request an id, and puts it into every error on its way out. What is not yet a Problem becomes one.
+async fn identify(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let given = request.headers().get(&REQUEST_ID).and_then(|id| id.to_str().ok());
+    let id = match given.filter(|id| is_request_id(id)) {
+        Some(id) => id.to_owned(),
+        None => app.random.bytes::<8>().map(|byte| format!("{byte:02x}")).concat(),
+    };
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let mut response = next.run(request).await;
+    if response.status().is_client_error() || response.status().is_server_error() {
+        let mut body = match response.extensions_mut().remove::<ProblemBody>() {
+            Some(body) => body,
+            None => foreign(response.status()),
+        };
+        body.request_id = Some(id.clone());
+        response = render(body);
+    }
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID.clone(), id);
+    }
+    response
+}
+
+fn is_request_id(text: &str) -> bool {
+    (1..=REQUEST_ID_BYTES).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+}
+
+/// A refusal that a layer made without knowing of Problems.
+fn foreign(status: StatusCode) -> ProblemBody {
+    let (code, detail) = match status {
+        StatusCode::NOT_FOUND => (ProblemCode::NotFound, "there is nothing at this path"),
+        StatusCode::METHOD_NOT_ALLOWED => (ProblemCode::MethodNotAllowed, "this path does not know that method"),
+        StatusCode::PAYLOAD_TOO_LARGE => (ProblemCode::TooLarge, "the body is larger than the limit"),
+        StatusCode::UNSUPPORTED_MEDIA_TYPE => (ProblemCode::UnsupportedMediaType, "the body's type is not supported"),
+        StatusCode::SERVICE_UNAVAILABLE => (ProblemCode::Unavailable, "the answer took too long"),
+        status if status.is_client_error() => (ProblemCode::InvalidRequest, "the request could not be understood"),
+        _ => (ProblemCode::Internal, "internal error"),
+    };
+    ProblemBody::new(code, detail)
+}
+
+fn panicked(payload: Box<dyn Any + Send>) -> Response {
+    let message = payload
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| payload.downcast_ref::<&str>().copied())
+        .unwrap_or("a panic without a message");
+    Problem::internal(format!("panic: {message}")).into_response()
+}
+
+/// Names the route, not the path: paths hold ids, and the request's id leads to those.
+fn span(request: &Request) -> tracing::Span {
+    let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let id = request.extensions().get::<RequestId>().map_or("", |RequestId(id)| id.as_str());
+    tracing::info_span!("http.request", method = %request.method(), route, request.id = id)
+}
