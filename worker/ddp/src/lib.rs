@@ -1,1 +1,18 @@
 //! Data parallel: buckets, grains, the fixed tree, the reducer.
+//!
+//! The gradient of a step is that of the sum of all grains' losses over the global batch, whatever
+//! the number of ranks; whoever uses it divides by the sum of the weights.
+
+mod bucket;
+mod comm;
+mod grain;
+mod reducer;
+mod sink;
+mod tree;
+
+pub use bucket::buckets_of;
+pub use grain::{GrainSums, grains_of};
+pub use lockstep_collective::{Aborter, GroupError};
+pub use reducer::{Reducer, ReducerConfig, Reduction, StepOutcome, Votes};
+pub use sink::ReducerSink;
+pub use tree::{Node, cover, slots_needed, tree_order};
