@@ -90,11 +90,11 @@ pub struct JoinToken {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateToken {
-    /// For people.
+    /// For people, 1 to 100 characters. The token acts as a principal of this name.
     pub name: String,
     /// At most the caller's own role.
     pub role: Role,
-    /// Seconds until it expires; absent: never.
+    /// Seconds until it expires, at least 1; absent: never.
     #[serde(default)]
     pub ttl_seconds: Option<u32>,
 }
@@ -106,6 +106,32 @@ pub struct NewToken {
     pub id: TokenId,
     /// The secret text: `lsk_…`.
     pub token: String,
+}
+
+/// An access token, without its secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct TokenView {
+    /// Its id, to revoke it.
+    pub id: TokenId,
+    /// For people.
+    pub name: String,
+    /// What its text begins with: `lsk_` and 8 characters.
+    pub starts_with: String,
+    /// What it may do.
+    pub role: Role,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+    /// Expiry, if it has one.
+    pub expires_at: Option<DateTime<Utc>>,
+    /// When it was revoked, if it was.
+    pub revoked_at: Option<DateTime<Utc>>,
+}
+
+/// The access tokens of a project (`GET /v1/tokens`), newest first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct TokenList {
+    /// At most 1000: a project holds no more that are valid.
+    pub tokens: Vec<TokenView>,
 }
 
 /// Who the caller is (`GET /v1/me`).
