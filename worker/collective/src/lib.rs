@@ -3,13 +3,17 @@
 //! There is no process-wide group: several may live in one process. Every rank of a group starts
 //! the same collectives in the same order, and only those that the agreed [`Plan`] names.
 
+mod group;
+mod shm_group;
+
+mod ballot;
 mod board;
 mod control;
 mod error;
-mod group;
+mod op;
 mod order;
 mod plan;
-mod shm_group;
+mod verdict;
 
 pub use board::Board;
 pub use error::GroupError;
