@@ -140,4 +140,29 @@ mod tests {
         product(&mut c, Write::Set, Matrix::new(&[], 2, 0), Matrix::new(&[], 0, 3));
         assert_eq!(c, [0.0; 6]);
     }
+
+    /// Ranks keep the same numbers at different places of their memory.
+    #[test]
+    fn bits_do_not_depend_on_where_the_matrices_lie() {
+        for (m, n, k) in
+            [(8, 32, 20), (16, 5, 8), (1, 16, 33), (33, 1, 9), (65, 70, 2), (70, 65, 300)]
+        {
+            let at = |offset: usize| {
+                let place = |len: usize, salt: usize| {
+                    let salted = numbers(len, salt).into_iter().map(|x| (x as f32 / 7.0).sin());
+                    vec![0.0; offset].into_iter().chain(salted).collect::<Vec<f32>>()
+                };
+                let (a, b) = (place(m * k, 1), place(n * k, 2));
+                let mut c = place(m * n, 3);
+                let a = Matrix::new(&a[offset..], m, k);
+                let b = Matrix::new(&b[offset..], n, k).transposed();
+                product(&mut c[offset..], Write::Add, a, b);
+                c[offset..].iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+            };
+            let expected = at(0);
+            for offset in 1..9 {
+                assert_eq!(at(offset), expected, "{m} {n} {k} at {offset}");
+            }
+        }
+    }
 }

@@ -20,8 +20,8 @@ pub(super) fn argmax<T: Real>(x: &Operand<'_, T>, y: &mut [i64]) {
     for (row, y) in x.floats.chunks_exact(columns).zip(y) {
         let mut best = 0;
         for (column, value) in row.iter().enumerate() {
-            // Neither is true of NaN: it wins over every number and no later one wins over it.
-            if !(*value <= row[best]) && is_number(row[best]) {
+            let greatest = row[best];
+            if is_number(greatest) && (greatest < *value || !is_number(*value)) {
                 best = column;
             }
         }
