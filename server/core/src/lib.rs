@@ -11,10 +11,12 @@ pub mod placement;
 pub mod timeouts;
 pub mod verdict;
 
-pub use attempt::{Attempt, Effect, Event, Gang, Member, NodeLoss, Place, Stage, StepError, Suspect, Word};
+pub use attempt::{
+    Attempt, Effect, Event, Gang, Member, NodeLoss, Place, Stage, StepError, Suspect, Terms, Word,
+};
 pub use job::{Job, JobEffect, JobEvent, JobStepError, RetryBudget};
 pub use lease::{LeaseTerms, LeaseTermsError};
-pub use ledger::complete_epochs;
+pub use ledger::{complete_epochs, counts_below};
 pub use placement::{Decision, NodeOffer, Placed, Reason, Request, SlotOffer, schedule};
 pub use timeouts::Timeouts;
 pub use verdict::{Failure, Grade, Standing};

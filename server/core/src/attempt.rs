@@ -1,0 +1,553 @@
+//! The life of one attempt, as a pure function of (state, event, time).
+//!
+//! [`Attempt::step`] returns the next state and the [`Effect`]s that the caller must carry out, in order, in the transaction
+//! that writes the state down.
+//!
+//! # Over is not gone
+//!
+//! An attempt ends the moment it is known that it cannot succeed, so that the job can go on. Its processes may live a
+//! little longer. Each rank therefore keeps its slot until its node has said that the process is gone, or until it is
+//! proved otherwise ([`NodeLoss::proves_gone`]): a slot is never given out while a process may live in it.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use lockstep_api::{
+    AttemptOutcome, AttemptState, Blame, FailureReport, Generation, NodeId, Rank, RankExit,
+};
+
+use crate::lease::{LeaseTerms, delta};
+use crate::timeouts::Timeouts;
+use crate::verdict::{self, Failure, Grade, Standing};
+
+/// One try at a job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attempt {
+    /// Who runs it.
+    pub gang: Gang,
+    /// Where it stands.
+    pub stage: Stage,
+}
+
+/// The ranks that hold an attempt together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gang {
+    /// The fence.
+    pub generation: Generation,
+    /// Until when its nodes' word holds.
+    pub lease_expires_at: DateTime<Utc>,
+    /// Every rank.
+    pub members: BTreeMap<Rank, Member>,
+    /// The first symptom, while its cause is unknown.
+    pub suspect: Option<Suspect>,
+}
+
+/// One rank's process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Where.
+    pub node: NodeId,
+    /// That node's name, for sentences.
+    pub node_name: String,
+    /// What is known of the process.
+    pub place: Place,
+}
+
+/// What is known of a rank's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// It may live: its slot is held.
+    Held,
+    /// Gone with status 0; its node has not yet said that training is over.
+    Left,
+    /// Gone after it had finished training.
+    Finished,
+    /// Gone otherwise.
+    Gone,
+}
+
+/// A symptom that waits for its cause.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Suspect {
+    /// Since when.
+    pub since: DateTime<Utc>,
+    /// What was seen.
+    pub failure: Failure,
+}
+
+/// Where an attempt stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Slots are chosen.
+    Placing,
+    /// Ranks start.
+    Starting,
+    /// The group is formed.
+    Running,
+    /// Told to stop.
+    Stopping {
+        /// When.
+        since: DateTime<Utc>,
+    },
+    /// Over.
+    Ended(AttemptOutcome),
+}
+
+impl Stage {
+    /// Its label in SQL and JSON.
+    pub fn label(self) -> AttemptState {
+        match self {
+            Self::Placing => AttemptState::Placing,
+            Self::Starting => AttemptState::Starting,
+            Self::Running => AttemptState::Running,
+            Self::Stopping { .. } => AttemptState::Stopping,
+            Self::Ended(_) => AttemptState::Ended,
+        }
+    }
+}
+
+/// What can happen to an attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// A node said something.
+    Said {
+        /// Who.
+        node: NodeId,
+        /// Under which fence.
+        generation: Generation,
+        /// What.
+        word: Word,
+    },
+    /// A node is no longer what it was.
+    NodeLost {
+        /// Which.
+        node: NodeId,
+        /// In which way.
+        loss: NodeLoss,
+    },
+    /// Someone wants it to end.
+    StopRequested,
+    /// Time passed.
+    Tick,
+}
+
+/// What a node says about an attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Word {
+    /// A rank's process runs.
+    RankStarted {
+        /// Which.
+        rank: Rank,
+    },
+    /// The group is formed, or a step was done.
+    Progressed,
+    /// Its ranks live: the lease goes on.
+    Renewed,
+    /// A rank's process is gone.
+    RankExited {
+        /// Which.
+        rank: Rank,
+        /// How.
+        exit: RankExit,
+    },
+    /// Something broke.
+    Failed(FailureReport),
+    /// Every rank of the node finished and left.
+    Finished,
+    /// Every rank of the node is gone.
+    Stopped,
+    /// None of the attempt's ranks lives on the node, said long enough after the attempt's end that no start of them can
+    /// be under way (an attempt that ended before its node heard of it). Means nothing before the end.
+    Absent,
+}
+
+/// How a node was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeLoss {
+    /// It has not renewed its lease. Its ranks may live.
+    LeaseExpired,
+    /// So long ago that it must have stopped its ranks itself.
+    OrphanGracePassed,
+    /// Its agent was started anew; no rank outlives its agent.
+    Restarted,
+    /// Another agent joined under its name.
+    Replaced,
+}
+
+impl NodeLoss {
+    /// Whether no rank of the node can be alive.
+    pub fn proves_gone(self) -> bool {
+        match self {
+            Self::LeaseExpired => false,
+            Self::OrphanGracePassed | Self::Restarted | Self::Replaced => true,
+        }
+    }
+
+    fn sentence(self, node_name: &str) -> String {
+        match self {
+            Self::LeaseExpired | Self::OrphanGracePassed => {
+                format!("node {node_name} stopped answering: its lease ran out")
+            }
+            Self::Restarted => {
+                format!("the agent of node {node_name} was started anew: its ranks are gone")
+            }
+            Self::Replaced => {
+                format!("another agent joined as node {node_name}: its ranks are gone")
+            }
+        }
+    }
+}
+
+/// What the caller must do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Effect {
+    /// Write a failure down.
+    File {
+        /// What.
+        failure: Failure,
+        /// As what.
+        standing: Standing,
+    },
+    /// The suspect that was filed first becomes the verdict.
+    PromoteSuspect,
+    /// A process is gone: its slot is free.
+    Release {
+        /// Whose.
+        rank: Rank,
+    },
+    /// The nodes' sets of assignments changed.
+    Reassign,
+    /// The job must hear that the attempt is over.
+    Over {
+        /// How.
+        outcome: AttemptOutcome,
+        /// Whose fault.
+        blame: Blame,
+    },
+}
+
+/// Why an event was refused.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum StepError {
+    /// From a gang that lost its lease: drop it, and tell the node to stop its ranks.
+    #[error("event carries generation {got}, the attempt is at {held}")]
+    Stale {
+        /// As it came.
+        got: Generation,
+        /// The attempt's.
+        held: Generation,
+    },
+    /// About a rank that this node does not run.
+    #[error("node {node} runs no such rank of this attempt ({rank:?})")]
+    NotAMember {
+        /// Who spoke.
+        node: NodeId,
+        /// Of whom; absent: none of the ranks is its own.
+        rank: Option<Rank>,
+    },
+    /// The attempt is over and the word means nothing for it: the node has yet to hear.
+    #[error("the attempt has ended")]
+    Over,
+}
+
+/// The times that decide about an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// Of nodes.
+    pub lease: LeaseTerms,
+    /// Of the job.
+    pub timeouts: Timeouts,
+}
+
+type Stepped = (Attempt, Vec<Effect>);
+
+impl Attempt {
+    /// A gang that was just placed.
+    pub fn placed(gang: Gang) -> Self {
+        Self { gang, stage: Stage::Placing }
+    }
+
+    /// Whether a process may live in the slot of `rank`.
+    pub fn holds_slot(&self, rank: Rank) -> bool {
+        self.gang.members.get(&rank).is_some_and(|member| member.place == Place::Held)
+    }
+
+    /// Takes one step.
+    ///
+    /// # Errors
+    /// See [`StepError`]; the attempt is as it was.
+    pub fn step(
+        self,
+        event: Event,
+        terms: Terms,
+        now: DateTime<Utc>,
+    ) -> Result<Stepped, StepError> {
+        match event {
+            Event::Said { node, generation, word } => {
+                if generation != self.gang.generation {
+                    return Err(StepError::Stale { got: generation, held: self.gang.generation });
+                }
+                self.hear(node, word, terms, now)
+            }
+            Event::NodeLost { node, loss } => Ok(self.lose_node(node, loss)),
+            Event::StopRequested => Ok(self.stop(now)),
+            Event::Tick => Ok(self.tick(terms, now)),
+        }
+    }
+
+    fn hear(
+        mut self,
+        node: NodeId,
+        word: Word,
+        terms: Terms,
+        now: DateTime<Utc>,
+    ) -> Result<Stepped, StepError> {
+        self.check_member(node, &word)?;
+        let is_over = matches!(self.stage, Stage::Ended(_));
+        match word {
+            Word::RankExited { rank, exit } => Ok(self.lose_rank(rank, node, exit, now)),
+            Word::Failed(report) => {
+                Ok(self.judge(Failure { report, node: Some(node) }, vec![], now))
+            }
+            Word::Finished => Ok(self.finish_node(node)),
+            Word::Stopped => Ok(self.node_stopped(node)),
+            Word::Absent => {
+                let effects = match is_over {
+                    true => self.gang.release(|_, member| member.node == node, Place::Gone),
+                    false => vec![],
+                };
+                Ok((self, effects))
+            }
+            Word::RankStarted { .. } | Word::Progressed | Word::Renewed if is_over => {
+                Err(StepError::Over)
+            }
+            Word::RankStarted { .. } => {
+                if self.stage == Stage::Placing {
+                    self.stage = Stage::Starting;
+                }
+                Ok((self, vec![]))
+            }
+            Word::Progressed => {
+                if matches!(self.stage, Stage::Placing | Stage::Starting) {
+                    self.stage = Stage::Running;
+                }
+                Ok((self, vec![]))
+            }
+            Word::Renewed => {
+                self.gang.lease_expires_at =
+                    self.gang.lease_expires_at.max(terms.lease.expiry(now));
+                Ok((self, vec![]))
+            }
+        }
+    }
+
+    fn check_member(&self, node: NodeId, word: &Word) -> Result<(), StepError> {
+        let about = match word {
+            Word::RankStarted { rank } | Word::RankExited { rank, .. } => Some(*rank),
+            Word::Progressed
+            | Word::Renewed
+            | Word::Failed(_)
+            | Word::Finished
+            | Word::Stopped
+            | Word::Absent => None,
+        };
+        let is_member = match about {
+            Some(rank) => self.gang.members.get(&rank).is_some_and(|member| member.node == node),
+            None => self.gang.members.values().any(|member| member.node == node),
+        };
+        if is_member { Ok(()) } else { Err(StepError::NotAMember { node, rank: about }) }
+    }
+
+    /// A rank's process is gone. Leaving with status 0 is how a rank ends well, wherever it stood.
+    fn lose_rank(
+        mut self,
+        rank: Rank,
+        node: NodeId,
+        exit: RankExit,
+        now: DateTime<Utc>,
+    ) -> Stepped {
+        let ended_well = exit.code == Some(0) && exit.signal.is_none();
+        let place = if ended_well { Place::Left } else { Place::Gone };
+        let effects = self.gang.release(|r, _| r == rank, place);
+        let was_held = !effects.is_empty();
+        match self.stage {
+            Stage::Stopping { .. } => self.end_if_all_gone(effects),
+            Stage::Placing | Stage::Starting | Stage::Running if was_held && !ended_well => {
+                let name = self.gang.node_name(node);
+                let report = verdict::of_exit(rank, &name, exit);
+                self.judge(Failure { report, node: Some(node) }, effects, now)
+            }
+            Stage::Placing | Stage::Starting | Stage::Running | Stage::Ended(_) => (self, effects),
+        }
+    }
+
+    /// Cause and symptom: see [`crate::verdict`].
+    fn judge(mut self, failure: Failure, mut effects: Vec<Effect>, now: DateTime<Utc>) -> Stepped {
+        let is_at_work = matches!(self.stage, Stage::Placing | Stage::Starting | Stage::Running);
+        let grade = verdict::grade(&failure.report);
+        let is_verdict = is_at_work
+            && match (&self.gang.suspect, grade) {
+                (_, Grade::Symptom) => false,
+                (None, Grade::Cause) => true,
+                (Some(suspect), Grade::Cause) => {
+                    failure.report.exit.is_none()
+                        || verdict::could_be_caused_by(&suspect.failure.report, &failure.report)
+                }
+            };
+        if is_verdict {
+            let blame = failure.report.code.blame();
+            effects.push(Effect::File { failure, standing: Standing::Verdict });
+            return self.end(AttemptOutcome::Failed, blame, effects);
+        }
+        if is_at_work && self.gang.suspect.is_none() {
+            self.gang.suspect = Some(Suspect { since: now, failure: failure.clone() });
+        }
+        effects.push(Effect::File { failure, standing: Standing::Effect });
+        (self, effects)
+    }
+
+    fn finish_node(mut self, node: NodeId) -> Stepped {
+        let effects = self.gang.release(|_, member| member.node == node, Place::Finished);
+        let is_over = matches!(self.stage, Stage::Ended(_));
+        if !is_over && self.gang.members.values().all(|m| m.place == Place::Finished) {
+            return self.end(AttemptOutcome::Succeeded, Blame::Infrastructure, effects);
+        }
+        self.end_if_stopping_and_all_gone(effects)
+    }
+
+    fn node_stopped(mut self, node: NodeId) -> Stepped {
+        let was_unfinished = self.gang.has_unfinished(node);
+        let mut effects = self.gang.release(|_, member| member.node == node, Place::Gone);
+        match self.stage {
+            Stage::Placing | Stage::Starting | Stage::Running if was_unfinished => {
+                if self.gang.suspect.is_some() {
+                    effects.push(Effect::PromoteSuspect);
+                    let blame = self.gang.suspect_blame();
+                    return self.end(AttemptOutcome::Failed, blame, effects);
+                }
+                let name = self.gang.node_name(node);
+                let report =
+                    verdict::of_node(format!("node {name} stopped its ranks without being asked"));
+                let blame = report.code.blame();
+                let failure = Failure { report, node: Some(node) };
+                effects.push(Effect::File { failure, standing: Standing::Verdict });
+                self.end(AttemptOutcome::Failed, blame, effects)
+            }
+            Stage::Placing | Stage::Starting | Stage::Running | Stage::Ended(_) => (self, effects),
+            Stage::Stopping { .. } => self.end_if_all_gone(effects),
+        }
+    }
+
+    fn lose_node(mut self, node: NodeId, loss: NodeLoss) -> Stepped {
+        let was_unfinished = self.gang.has_unfinished(node);
+        let mut effects = match loss.proves_gone() {
+            true => self.gang.release(|_, member| member.node == node, Place::Gone),
+            false => vec![],
+        };
+        match self.stage {
+            Stage::Placing | Stage::Starting | Stage::Running if was_unfinished => {
+                let report = verdict::of_node(loss.sentence(&self.gang.node_name(node)));
+                let blame = report.code.blame();
+                let failure = Failure { report, node: Some(node) };
+                effects.push(Effect::File { failure, standing: Standing::Verdict });
+                self.end(AttemptOutcome::LeaseLost, blame, effects)
+            }
+            Stage::Stopping { .. } if was_unfinished && !loss.proves_gone() => {
+                self.end(AttemptOutcome::Cancelled, Blame::Infrastructure, effects)
+            }
+            Stage::Stopping { .. } => self.end_if_all_gone(effects),
+            Stage::Placing | Stage::Starting | Stage::Running | Stage::Ended(_) => (self, effects),
+        }
+    }
+
+    /// Asks its ranks to leave after the step they are in. Repeating changes nothing.
+    fn stop(mut self, now: DateTime<Utc>) -> Stepped {
+        match self.stage {
+            Stage::Placing | Stage::Starting | Stage::Running => {
+                self.stage = Stage::Stopping { since: now };
+                (self, vec![Effect::Reassign])
+            }
+            Stage::Stopping { .. } | Stage::Ended(_) => (self, vec![]),
+        }
+    }
+
+    fn tick(self, terms: Terms, now: DateTime<Utc>) -> Stepped {
+        match self.stage {
+            Stage::Ended(_) => (self, vec![]),
+            Stage::Stopping { since } => {
+                if since + delta(terms.timeouts.stop_grace()) <= now {
+                    return self.end(AttemptOutcome::Cancelled, Blame::Infrastructure, vec![]);
+                }
+                (self, vec![])
+            }
+            Stage::Placing | Stage::Starting | Stage::Running => {
+                let window = delta(terms.timeouts.snapshot());
+                if self.gang.suspect.as_ref().is_some_and(|suspect| suspect.since + window <= now) {
+                    let blame = self.gang.suspect_blame();
+                    return self.end(AttemptOutcome::Failed, blame, vec![Effect::PromoteSuspect]);
+                }
+                if self.gang.lease_expires_at <= now {
+                    let report = verdict::of_node("no node renewed the attempt's lease".to_owned());
+                    let blame = report.code.blame();
+                    let failure = Failure { report, node: None };
+                    let file = Effect::File { failure, standing: Standing::Verdict };
+                    return self.end(AttemptOutcome::LeaseLost, blame, vec![file]);
+                }
+                (self, vec![])
+            }
+        }
+    }
+
+    fn end_if_stopping_and_all_gone(self, effects: Vec<Effect>) -> Stepped {
+        match self.stage {
+            Stage::Stopping { .. } => self.end_if_all_gone(effects),
+            Stage::Placing | Stage::Starting | Stage::Running | Stage::Ended(_) => (self, effects),
+        }
+    }
+
+    fn end_if_all_gone(self, effects: Vec<Effect>) -> Stepped {
+        if self.gang.members.values().any(|member| member.place == Place::Held) {
+            return (self, effects);
+        }
+        self.end(AttemptOutcome::Cancelled, Blame::Infrastructure, effects)
+    }
+
+    fn end(mut self, outcome: AttemptOutcome, blame: Blame, mut effects: Vec<Effect>) -> Stepped {
+        self.stage = Stage::Ended(outcome);
+        effects.push(Effect::Reassign);
+        effects.push(Effect::Over { outcome, blame });
+        (self, effects)
+    }
+}
+
+impl Gang {
+    fn node_name(&self, node: NodeId) -> String {
+        let member = self.members.values().find(|member| member.node == node);
+        member.map_or_else(|| node.to_string(), |member| member.node_name.clone())
+    }
+
+    fn has_unfinished(&self, node: NodeId) -> bool {
+        self.members.values().any(|member| member.node == node && member.place != Place::Finished)
+    }
+
+    fn suspect_blame(&self) -> Blame {
+        self.suspect
+            .as_ref()
+            .map_or(Blame::Infrastructure, |suspect| suspect.failure.report.code.blame())
+    }
+
+    /// Marks held members as gone and tells whose slots are free now.
+    fn release(&mut self, whose: impl Fn(Rank, &Member) -> bool, place: Place) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for (&rank, member) in &mut self.members {
+            let is_meant = whose(rank, member);
+            if is_meant && member.place == Place::Held {
+                member.place = place;
+                effects.push(Effect::Release { rank });
+            } else if is_meant && place == Place::Finished && member.place == Place::Left {
+                member.place = place;
+            }
+        }
+        effects
+    }
+}

@@ -1,0 +1,209 @@
+//! A job's life, driven by how its attempts end.
+
+use lockstep_api::{AttemptOutcome, Blame, Generation, JobState};
+
+/// How many more attempts may be lost, by whose fault. Never refilled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetryBudget {
+    /// To the job's own faults.
+    pub user: u32,
+    /// To machines and links.
+    pub infrastructure: u32,
+}
+
+impl RetryBudget {
+    /// Pays for one more attempt, or `None` when that budget is spent.
+    fn pay(self, blame: Blame) -> Option<Self> {
+        match blame {
+            Blame::User => Some(Self { user: self.user.checked_sub(1)?, ..self }),
+            Blame::Infrastructure => {
+                Some(Self { infrastructure: self.infrastructure.checked_sub(1)?, ..self })
+            }
+        }
+    }
+}
+
+/// What decides about a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Job {
+    /// Where it stands.
+    pub state: JobState,
+    /// The fencing number of its newest attempt.
+    pub generation: Generation,
+    /// Retries left.
+    pub budget: RetryBudget,
+}
+
+/// What can happen to a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobEvent {
+    /// Slots were found for a new attempt.
+    Placed,
+    /// Its owner wants it to end.
+    CancelRequested,
+    /// Its attempt is over.
+    AttemptEnded {
+        /// Under which generation.
+        generation: Generation,
+        /// How.
+        outcome: AttemptOutcome,
+        /// Whose fault, by the verdict; without one it is nobody's at the job.
+        blame: Blame,
+    },
+}
+
+/// What the caller must do, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobEffect {
+    /// Begin an attempt under the job's new generation.
+    BeginAttempt,
+    /// Tell the attempt to stop.
+    StopAttempt,
+}
+
+/// Why a job's event was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum JobStepError {
+    /// Cannot happen in this state: a bug of the caller.
+    #[error("event {event:?} is not legal for a job that is {state}")]
+    Illegal {
+        /// Where the job stands.
+        state: JobState,
+        /// What came.
+        event: JobEvent,
+    },
+    /// About an attempt that is not the newest.
+    #[error("event carries generation {got}, the job is at {held}")]
+    Stale {
+        /// As it came.
+        got: Generation,
+        /// The job's.
+        held: Generation,
+    },
+}
+
+impl Job {
+    /// Takes one step. A cancel can be repeated, and changes nothing on a final job.
+    ///
+    /// # Errors
+    /// [`JobStepError::Stale`]: drop the event. [`JobStepError::Illegal`]: a bug, log it.
+    pub fn step(self, event: JobEvent) -> Result<(Self, Vec<JobEffect>), JobStepError> {
+        match (self.state, event) {
+            (JobState::Queued, JobEvent::Placed) => {
+                let next =
+                    Self { state: JobState::Active, generation: self.generation.next(), ..self };
+                Ok((next, vec![JobEffect::BeginAttempt]))
+            }
+            (JobState::Queued | JobState::Paused, JobEvent::CancelRequested) => {
+                Ok((Self { state: JobState::Cancelled, ..self }, vec![]))
+            }
+            (JobState::Active, JobEvent::CancelRequested) => {
+                Ok((Self { state: JobState::Cancelling, ..self }, vec![JobEffect::StopAttempt]))
+            }
+            (
+                JobState::Cancelling | JobState::Succeeded | JobState::Failed | JobState::Cancelled,
+                JobEvent::CancelRequested,
+            ) => Ok((self, vec![])),
+            (
+                JobState::Active | JobState::Cancelling,
+                JobEvent::AttemptEnded { generation, outcome, blame },
+            ) => {
+                if generation != self.generation {
+                    return Err(JobStepError::Stale { got: generation, held: self.generation });
+                }
+                Ok((self.after_attempt(outcome, blame), vec![]))
+            }
+            (state, event) => Err(JobStepError::Illegal { state, event }),
+        }
+    }
+
+    /// A finished training counts even when a cancel was on its way; a failed one under a cancel is not tried again.
+    fn after_attempt(self, outcome: AttemptOutcome, blame: Blame) -> Self {
+        match (outcome, self.state) {
+            (AttemptOutcome::Succeeded, _) => Self { state: JobState::Succeeded, ..self },
+            (AttemptOutcome::Cancelled, _) | (_, JobState::Cancelling) => {
+                Self { state: JobState::Cancelled, ..self }
+            }
+            (AttemptOutcome::Failed | AttemptOutcome::LeaseLost, _) => match self.budget.pay(blame)
+            {
+                Some(budget) => Self { state: JobState::Queued, budget, ..self },
+                None => Self { state: JobState::Failed, ..self },
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn job(user: u32, infrastructure: u32) -> Job {
+        let budget = RetryBudget { user, infrastructure };
+        Job { state: JobState::Queued, generation: Generation(0), budget }
+    }
+
+    fn ended(generation: i64, outcome: AttemptOutcome, blame: Blame) -> JobEvent {
+        JobEvent::AttemptEnded { generation: Generation(generation), outcome, blame }
+    }
+
+    #[test]
+    fn budgets_are_kept_apart_and_the_one_at_fault_pays() {
+        let (job, _) = job(0, 1).step(JobEvent::Placed).unwrap();
+        let (job, _) = job.step(ended(1, AttemptOutcome::Failed, Blame::Infrastructure)).unwrap();
+        assert_eq!((job.state, job.budget.infrastructure), (JobState::Queued, 0));
+        let (job, effects) = job.step(JobEvent::Placed).unwrap();
+        assert_eq!((job.generation, effects), (Generation(2), vec![JobEffect::BeginAttempt]));
+        let (job, _) = job.step(ended(2, AttemptOutcome::Failed, Blame::User)).unwrap();
+        assert_eq!(job.state, JobState::Failed);
+    }
+
+    #[test]
+    fn a_cancel_can_be_repeated_and_a_finished_training_beats_it() {
+        let (job, _) = job(0, 5).step(JobEvent::Placed).unwrap();
+        let (job, effects) = job.step(JobEvent::CancelRequested).unwrap();
+        assert_eq!((job.state, effects), (JobState::Cancelling, vec![JobEffect::StopAttempt]));
+        assert_eq!(job.step(JobEvent::CancelRequested), Ok((job, vec![])));
+        let after = |outcome| job.step(ended(1, outcome, Blame::Infrastructure)).unwrap().0.state;
+        assert_eq!(after(AttemptOutcome::Succeeded), JobState::Succeeded);
+        assert_eq!(after(AttemptOutcome::Cancelled), JobState::Cancelled);
+        assert_eq!(after(AttemptOutcome::Failed), JobState::Cancelled);
+        assert_eq!(after(AttemptOutcome::LeaseLost), JobState::Cancelled);
+    }
+
+    fn any_event() -> impl Strategy<Value = JobEvent> {
+        let outcome = prop::sample::select(AttemptOutcome::ALL);
+        let blame = prop::sample::select(Blame::ALL);
+        prop_oneof![
+            3 => Just(JobEvent::Placed),
+            1 => Just(JobEvent::CancelRequested),
+            4 => (0..6i64, outcome, blame).prop_map(|(g, outcome, blame)| ended(g, outcome, blame)),
+        ]
+    }
+
+    proptest! {
+        /// Whatever arrives: a final job stays as it is, the generation never decreases, budgets are never refilled,
+        /// and no more attempts begin than budgets allow.
+        #[test]
+        fn final_is_final_and_budgets_bound_the_attempts(
+            user in 0..4u32, infrastructure in 0..4u32,
+            events in prop::collection::vec(any_event(), 0..60),
+        ) {
+            let mut job = job(user, infrastructure);
+            let mut begun = 0;
+            for event in events {
+                let stale = matches!(event, JobEvent::AttemptEnded { generation, .. } if generation != job.generation);
+                let Ok((next, effects)) = job.step(event) else { continue };
+                prop_assert!(!stale, "a stale event was accepted");
+                prop_assert!(!job.state.is_final() || (next == job && effects.is_empty()));
+                prop_assert!(job.generation <= next.generation);
+                prop_assert!(next.budget.user <= job.budget.user);
+                prop_assert!(next.budget.infrastructure <= job.budget.infrastructure);
+                begun += effects.iter().filter(|e| **e == JobEffect::BeginAttempt).count();
+                job = next;
+            }
+            prop_assert!(begun <= (user + infrastructure + 1) as usize);
+        }
+    }
+}

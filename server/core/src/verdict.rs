@@ -1,0 +1,226 @@
+//! Which of several failures is the verdict, and how it is said.
+//!
+//! # Cause and symptom
+//!
+//! A rank that waits for a peer in vain knows that something is wrong, not what. Such a failure is a *symptom*: it is
+//! filed and waits for [`crate::Timeouts::snapshot`]. If in that time a process that it does not clear of suspicion turns
+//! out to have died by a signal or a panic, that death is the verdict and the symptom its effect. If none does,
+//! the symptom is all there is to know and becomes the verdict. Everything else is a *cause* and is the verdict at once.
+
+use lockstep_api::{FailureCode, FailureReport, NodeId, Rank, RankExit};
+
+/// Exit status of a panic in Rust.
+const PANIC_STATUS: i32 = 101;
+/// Exit status of a rank whose agent closed the socket.
+const AGENT_GONE_STATUS: i32 = 3;
+
+/// A failure and the node that it is about.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Failure {
+    /// What is known.
+    pub report: FailureReport,
+    /// Where it happened.
+    pub node: Option<NodeId>,
+}
+
+/// How a failure is filed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// The attempt's one verdict.
+    Verdict,
+    /// A consequence of the verdict; or a symptom, as long as there is none.
+    Effect,
+}
+
+/// How much a failure says about its own origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grade {
+    /// The origin itself.
+    Cause,
+    /// What the origin did to others.
+    Symptom,
+}
+
+/// How much `report` says about its own origin; see the module's text.
+pub fn grade(report: &FailureReport) -> Grade {
+    match report.exit {
+        Some(RankExit { signal: Some(_), .. }) => return Grade::Cause,
+        Some(RankExit { code: Some(code), .. }) if code != PANIC_STATUS && code != 0 => {
+            // The rank has said why in a failure of its own, which counts more and may be on its way.
+            return Grade::Symptom;
+        }
+        Some(_) | None => {}
+    }
+    match report.code {
+        FailureCode::PeerGone | FailureCode::NotEntered | FailureCode::RendezvousTimeout => {
+            Grade::Symptom
+        }
+        FailureCode::NodeLost
+        | FailureCode::PlanMismatch
+        | FailureCode::NonFinite
+        | FailureCode::GuestTrap
+        | FailureCode::GuestTimeLimit
+        | FailureCode::GuestMemoryLimit
+        | FailureCode::GuestStackOverflow
+        | FailureCode::GuestOutputLimit
+        | FailureCode::GuestShape
+        | FailureCode::GuestError
+        | FailureCode::PrepareFailed
+        | FailureCode::CheckpointFailed
+        | FailureCode::RankError => Grade::Cause,
+    }
+}
+
+/// Whether `symptom` leaves it open that `death` caused it. One that names ranks clears all others.
+pub fn could_be_caused_by(symptom: &FailureReport, death: &FailureReport) -> bool {
+    let missing = symptom.evidence.get("missing").and_then(|list| list.as_array());
+    let named: Vec<i64> = missing
+        .map(|list| list.iter().filter_map(|rank| rank.as_i64()).collect())
+        .or_else(|| symptom.rank.map(|rank| vec![i64::from(rank.0)]))
+        .unwrap_or_default();
+    match death.rank {
+        Some(Rank(rank)) => named.is_empty() || named.contains(&i64::from(rank)),
+        None => true,
+    }
+}
+
+/// The failure of a rank whose process left in another way than it should have.
+pub fn of_exit(rank: Rank, node_name: &str, exit: RankExit) -> FailureReport {
+    let code = match exit {
+        RankExit { signal: Some(_), .. } => FailureCode::PeerGone,
+        RankExit { code: Some(AGENT_GONE_STATUS), .. } => FailureCode::PeerGone,
+        RankExit { .. } => FailureCode::RankError,
+    };
+    FailureReport {
+        code,
+        rank: Some(rank),
+        exit: Some(exit),
+        step: Some(exit.step),
+        phase: Some(exit.phase),
+        message: exit_sentence(rank, node_name, exit),
+        evidence: Default::default(),
+    }
+}
+
+/// The failure of a node that does not answer, was restarted or was replaced.
+pub fn of_node(message: String) -> FailureReport {
+    FailureReport {
+        code: FailureCode::NodeLost,
+        rank: None,
+        exit: None,
+        step: None,
+        phase: None,
+        message,
+        evidence: Default::default(),
+    }
+}
+
+/// `rank 1 on node alpha was ended by SIGKILL (9) in step 12, phase backward`
+pub fn exit_sentence(rank: Rank, node_name: &str, exit: RankExit) -> String {
+    let how = match exit {
+        RankExit { signal: Some(signal), .. } => {
+            format!("was ended by {} ({signal})", signal_name(signal))
+        }
+        RankExit { code: Some(PANIC_STATUS), .. } => {
+            format!("panicked (exit status {PANIC_STATUS})")
+        }
+        RankExit { code: Some(code), .. } => format!("left with exit status {code}"),
+        RankExit { .. } => "is gone".to_owned(),
+    };
+    format!("rank {rank} on node {node_name} {how} in step {}, phase {}", exit.step, exit.phase)
+}
+
+/// A signal's name on Linux.
+pub fn signal_name(signal: i32) -> &'static str {
+    /// In order, from 1.
+    const NAMES: [&str; 31] = [
+        "SIGHUP",
+        "SIGINT",
+        "SIGQUIT",
+        "SIGILL",
+        "SIGTRAP",
+        "SIGABRT",
+        "SIGBUS",
+        "SIGFPE",
+        "SIGKILL",
+        "SIGUSR1",
+        "SIGSEGV",
+        "SIGUSR2",
+        "SIGPIPE",
+        "SIGALRM",
+        "SIGTERM",
+        "SIGSTKFLT",
+        "SIGCHLD",
+        "SIGCONT",
+        "SIGSTOP",
+        "SIGTSTP",
+        "SIGTTIN",
+        "SIGTTOU",
+        "SIGURG",
+        "SIGXCPU",
+        "SIGXFSZ",
+        "SIGVTALRM",
+        "SIGPROF",
+        "SIGWINCH",
+        "SIGIO",
+        "SIGPWR",
+        "SIGSYS",
+    ];
+    let index = usize::try_from(signal - 1).ok();
+    index.and_then(|index| NAMES.get(index)).copied().unwrap_or("signal")
+}
+
+#[cfg(test)]
+mod tests {
+    use lockstep_api::{Phase, Step};
+
+    use super::*;
+
+    fn exit(code: Option<i32>, signal: Option<i32>) -> RankExit {
+        RankExit { code, signal, phase: Phase::Backward, step: Step(12) }
+    }
+
+    #[test]
+    fn a_death_by_signal_is_told_with_rank_node_signal_step_and_phase() {
+        let report = of_exit(Rank(1), "alpha", exit(None, Some(9)));
+        assert_eq!(
+            report.message,
+            "rank 1 on node alpha was ended by SIGKILL (9) in step 12, phase backward"
+        );
+        assert_eq!((report.code, grade(&report)), (FailureCode::PeerGone, Grade::Cause));
+    }
+
+    #[test]
+    fn exit_statuses_have_their_codes() {
+        let panic = of_exit(Rank(0), "a", exit(Some(101), None));
+        assert_eq!((panic.code, grade(&panic)), (FailureCode::RankError, Grade::Cause));
+        let orphan = of_exit(Rank(0), "a", exit(Some(3), None));
+        assert_eq!((orphan.code, grade(&orphan)), (FailureCode::PeerGone, Grade::Symptom));
+        let failed = of_exit(Rank(0), "a", exit(Some(1), None));
+        assert_eq!((failed.code, grade(&failed)), (FailureCode::RankError, Grade::Symptom));
+    }
+
+    #[test]
+    fn a_symptom_that_names_a_rank_clears_the_others() {
+        let mut symptom = of_node(String::new());
+        symptom.code = FailureCode::NotEntered;
+        let death = |rank| of_exit(Rank(rank), "a", exit(None, Some(9)));
+        assert!(could_be_caused_by(&symptom, &death(0)), "one that names nobody clears nobody");
+        symptom.rank = Some(Rank(2));
+        assert!(could_be_caused_by(&symptom, &death(2)));
+        assert!(!could_be_caused_by(&symptom, &death(0)));
+        symptom.evidence = [("missing".to_owned(), vec![0, 1])].into_iter().collect();
+        assert!(could_be_caused_by(&symptom, &death(0)), "the list counts more than the one name");
+        assert!(!could_be_caused_by(&symptom, &death(2)));
+    }
+
+    #[test]
+    fn signals_have_names() {
+        assert_eq!(signal_name(9), "SIGKILL");
+        assert_eq!(signal_name(11), "SIGSEGV");
+        assert_eq!(signal_name(31), "SIGSYS");
+        for odd in [0, -1, 32, i32::MIN + 1] {
+            assert_eq!(signal_name(odd), "signal");
+        }
+    }
+}
