@@ -10,6 +10,8 @@ use tokio::sync::{Semaphore, broadcast, watch};
 
 use crate::config::Settings;
 use crate::db::Db;
+use crate::events::http::stream_permits;
+use crate::jobs::materials::Materials;
 
 /// How many job submissions are checked at once. Each is a child process that compiles components.
 pub const CONCURRENT_CHECKS: usize = 2;
@@ -33,6 +35,10 @@ pub struct App {
     pub settings: Arc<Settings>,
     /// One permit for each check that may run.
     pub checks: Arc<Semaphore>,
+    /// One permit for each event stream that may be open.
+    pub streams: Arc<Semaphore>,
+    /// Components and datasets on this machine.
+    pub materials: Arc<Materials>,
 }
 
 impl App {
@@ -44,8 +50,10 @@ impl App {
             random,
             shutdown,
             wakeup: Wakeup::new(),
-            settings: Arc::new(settings),
             checks: Arc::new(Semaphore::new(CONCURRENT_CHECKS)),
+            streams: stream_permits(),
+            materials: Arc::new(Materials::new(settings.data_dir.join("check"))),
+            settings: Arc::new(settings),
         }
     }
 

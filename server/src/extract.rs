@@ -87,7 +87,7 @@ impl FromRequest<App> for Body {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Path<T>(pub(crate) T);
 
-impl<T: DeserializeOwned + Send> FromRequestParts<App> for Path<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequestParts<App> for Path<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {

@@ -5,6 +5,7 @@
 pub mod app;
 pub mod config;
 pub mod db;
+pub mod init;
 pub mod openapi;
 pub mod problem;
 pub mod router;

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use anyhow::Context as _;
 use clap::Parser as _;
 use lockstep_server::config::{Cli, Command};
-use lockstep_server::{openapi, serve};
+use lockstep_server::{init, openapi, serve};
 use lockstep_service::{LogFormat, init_telemetry};
 
 fn main() -> anyhow::Result<()> {
@@ -15,7 +15,10 @@ fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     match cli.command {
         Command::Serve(args) => runtime.block_on(serve::serve(args)),
-        Command::Init(_args) => Ok(()),
+        Command::Init(args) => {
+            let credentials = runtime.block_on(init::init(&args))?;
+            print(&format!("{}\n", serde_json::to_string(&credentials)?))
+        }
         Command::Openapi => print(&openapi::document()?),
     }
 }

@@ -21,7 +21,7 @@ use crate::app::App;
 use crate::extract::{BodyLimit, RequestId};
 use crate::openapi::Document;
 use crate::problem::{Problem, render};
-use crate::ui;
+use crate::{data, events, jobs, tokens, ui};
 
 /// A JSON body may be so long, bytes.
 const JSON_BYTES: usize = 1 << 20;
@@ -41,11 +41,21 @@ static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// JSON in, JSON out, soon.
 fn json_routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
+        .routes(routes!(tokens::http::get_me))
+        .routes(routes!(tokens::http::create_token, tokens::http::list_tokens))
+        .routes(routes!(tokens::http::revoke_token))
+        .routes(routes!(tokens::http::create_join_token))
+        .routes(routes!(data::http::missing_chunks))
+        .routes(routes!(data::http::missing_files))
+        .routes(routes!(data::http::get_dataset))
+        .routes(routes!(jobs::http::list_jobs))
+        .routes(routes!(jobs::http::get_job))
+        .routes(routes!(jobs::http::cancel_job))
 }
 
 /// Likewise, with long bodies.
 fn long_json_routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
+    OpenApiRouter::new().routes(routes!(data::http::register_dataset))
 }
 
 /// JSON of agents (`/v1/agent/…`), soon.
@@ -60,12 +70,15 @@ fn agent_long_json_routes() -> OpenApiRouter<App> {
 
 /// Raw bytes in or out: no time limit but on the body's pauses.
 fn bytes_routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
+    OpenApiRouter::new().routes(routes!(data::http::put_chunk))
 }
 
-/// Answers that take as long as they take: event streams, parked polls.
+/// Answers that take as long as they take: event streams, parked polls, and what has time limits of its own.
 fn parked_routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
+        .routes(routes!(jobs::http::submit_job))
+        .routes(routes!(data::http::put_file))
+        .routes(routes!(events::http::stream_job_events))
 }
 
 /// The API with its description.

@@ -1,1 +1,6 @@
-//! Bytes by digest: chunks, files of chunks, datasets of files.
+//! Bytes by digest: chunks, files of chunks, datasets of files. Whoever puts a digest proves it with the bytes.
+
+pub(crate) mod check;
+pub(crate) mod http;
+pub(crate) mod readback;
+pub(crate) mod store;

@@ -1,8 +1,8 @@
 //! Everything the database knows of tokens, and of who they stand for. No other module names these tables.
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{OrganisationId, PrincipalId, ProjectId, Role, TokenId};
-use sqlx::{PgConnection, query, query_as};
+use lockstep_api::{OrganisationId, PrincipalId, ProjectId, Role, TokenId, TokenView};
+use sqlx::{PgConnection, query, query_as, query_scalar};
 
 /// A valid token and who it stands for.
 #[derive(Clone)]
@@ -91,6 +91,231 @@ pub(crate) async fn find_join_bearer(
         "#,
         public_id,
         now,
+    )
+    .fetch_optional(db)
+    .await
+}
+
+/// The names behind a caller's ids.
+pub(crate) async fn find_names(
+    db: &mut PgConnection,
+    principal_id: PrincipalId,
+    project_id: ProjectId,
+) -> sqlx::Result<Option<(String, String)>> {
+    let row = query!(
+        "SELECT principal.name AS principal, project.name AS project
+         FROM member JOIN principal USING (principal_id) JOIN project USING (project_id)
+         WHERE principal_id = $1 AND project_id = $2",
+        principal_id as PrincipalId,
+        project_id as ProjectId,
+    )
+    .fetch_optional(db)
+    .await?;
+    Ok(row.map(|row| (row.principal, row.project)))
+}
+
+/// A new principal, member of one project.
+pub(crate) async fn insert_member(
+    db: &mut PgConnection,
+    project_id: ProjectId,
+    principal_id: PrincipalId,
+    name: &str,
+    role: Role,
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    query!(
+        "INSERT INTO principal (principal_id, name, created_at) VALUES ($1, $2, $3)",
+        principal_id as PrincipalId,
+        name,
+        now,
+    )
+    .execute(&mut *db)
+    .await?;
+    query!(
+        "INSERT INTO member (project_id, principal_id, role) VALUES ($1, $2, $3)",
+        project_id as ProjectId,
+        principal_id as PrincipalId,
+        role as Role,
+    )
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// A row of `access_token` to be.
+pub(crate) struct NewAccessToken<'a> {
+    pub(crate) token_id: TokenId,
+    pub(crate) project_id: ProjectId,
+    pub(crate) principal_id: PrincipalId,
+    pub(crate) name: &'a str,
+    pub(crate) public_id: &'a str,
+    pub(crate) secret_hash: &'a [u8],
+    pub(crate) role: Role,
+    pub(crate) created_at: DateTime<Utc>,
+    pub(crate) expires_at: Option<DateTime<Utc>>,
+}
+
+/// Records an access token.
+pub(crate) async fn insert_access_token(db: &mut PgConnection, token: &NewAccessToken<'_>) -> sqlx::Result<()> {
+    query!(
+        "INSERT INTO access_token
+            (token_id, project_id, principal_id, name, public_id, secret_hash, role, created_at, expires_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        token.token_id as TokenId,
+        token.project_id as ProjectId,
+        token.principal_id as PrincipalId,
+        token.name,
+        token.public_id,
+        token.secret_hash,
+        token.role as Role,
+        token.created_at,
+        token.expires_at,
+    )
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// How many tokens of the project are valid.
+pub(crate) async fn count_valid(db: &mut PgConnection, project: ProjectId, now: DateTime<Utc>) -> sqlx::Result<i64> {
+    query_scalar!(
+        r#"
+        SELECT count(*) AS "count!" FROM access_token
+        WHERE project_id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR $2 < expires_at)
+        "#,
+        project as ProjectId,
+        now,
+    )
+    .fetch_one(db)
+    .await
+}
+
+/// The project's tokens, newest first.
+pub(crate) async fn list(db: &mut PgConnection, project: ProjectId, limit: i64) -> sqlx::Result<Vec<TokenView>> {
+    let rows = query!(
+        r#"
+        SELECT token_id AS "id: TokenId", name, public_id, role AS "role: Role", created_at, expires_at, revoked_at
+        FROM access_token
+        WHERE project_id = $1
+        ORDER BY created_at DESC, token_id DESC
+        LIMIT $2
+        "#,
+        project as ProjectId,
+        limit,
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| TokenView {
+            id: row.id,
+            name: row.name,
+            starts_with: format!("lsk_{}", row.public_id),
+            role: row.role,
+            created_at: row.created_at,
+            expires_at: row.expires_at,
+            revoked_at: row.revoked_at,
+        })
+        .collect())
+}
+
+/// Whether the token was there to revoke.
+#[must_use]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Revoked {
+    /// Now, or before.
+    Yes,
+    /// There is no such token in the project.
+    NoSuchToken,
+}
+
+/// Revokes a token. Again: changes nothing.
+pub(crate) async fn revoke(
+    db: &mut PgConnection,
+    project: ProjectId,
+    id: TokenId,
+    now: DateTime<Utc>,
+) -> sqlx::Result<Revoked> {
+    let touched = query!(
+        "UPDATE access_token SET revoked_at = coalesce(revoked_at, $3) WHERE project_id = $1 AND token_id = $2",
+        project as ProjectId,
+        id as TokenId,
+        now,
+    )
+    .execute(db)
+    .await?
+    .rows_affected();
+    Ok(if touched == 1 { Revoked::Yes } else { Revoked::NoSuchToken })
+}
+
+/// The organisation of that name, made if absent.
+pub(crate) async fn ensure_organisation(
+    db: &mut PgConnection,
+    new_id: OrganisationId,
+    name: &str,
+    now: DateTime<Utc>,
+) -> sqlx::Result<OrganisationId> {
+    query!(
+        "INSERT INTO organisation (organisation_id, name, created_at) VALUES ($1, $2, $3)
+         ON CONFLICT ON CONSTRAINT organisation_name_is_unique DO NOTHING",
+        new_id as OrganisationId,
+        name,
+        now,
+    )
+    .execute(&mut *db)
+    .await?;
+    // Locked, so that two calls at once do not both make an admin.
+    query_scalar!(
+        r#"SELECT organisation_id AS "id: OrganisationId" FROM organisation WHERE name = $1 FOR UPDATE"#,
+        name,
+    )
+    .fetch_one(db)
+    .await
+}
+
+/// The project of that name, made if absent.
+pub(crate) async fn ensure_project(
+    db: &mut PgConnection,
+    organisation: OrganisationId,
+    new_id: ProjectId,
+    name: &str,
+    now: DateTime<Utc>,
+) -> sqlx::Result<ProjectId> {
+    query!(
+        "INSERT INTO project (project_id, organisation_id, name, created_at) VALUES ($1, $2, $3, $4)
+         ON CONFLICT ON CONSTRAINT project_name_is_unique_in_organisation DO NOTHING",
+        new_id as ProjectId,
+        organisation as OrganisationId,
+        name,
+        now,
+    )
+    .execute(&mut *db)
+    .await?;
+    query_scalar!(
+        r#"SELECT project_id AS "id: ProjectId" FROM project WHERE organisation_id = $1 AND name = $2"#,
+        organisation as OrganisationId,
+        name,
+    )
+    .fetch_one(db)
+    .await
+}
+
+/// A member of that name with that role.
+pub(crate) async fn find_member(
+    db: &mut PgConnection,
+    project: ProjectId,
+    name: &str,
+    role: Role,
+) -> sqlx::Result<Option<PrincipalId>> {
+    query_scalar!(
+        r#"
+        SELECT principal_id AS "id: PrincipalId" FROM member JOIN principal USING (principal_id)
+        WHERE project_id = $1 AND name = $2 AND role = $3
+        ORDER BY principal.created_at LIMIT 1
+        "#,
+        project as ProjectId,
+        name,
+        role as Role,
     )
     .fetch_optional(db)
     .await
