@@ -182,11 +182,12 @@ impl Control {
         let spin_until = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
         loop {
             let seen = word.load(Ordering::Acquire);
-            if seen & MARK != 0 {
-                return Err(IsMarked::Yes);
-            }
+            // In this order: a round that all have entered is complete, even if one gave up since.
             if has_reached(seen, count) {
                 return Ok(());
+            }
+            if seen & MARK != 0 {
+                return Err(IsMarked::Yes);
             }
             if spin_until.is_some_and(|until| Instant::now() < until) {
                 hint::spin_loop();

@@ -4,7 +4,7 @@
 //! reads the same pages through the file and never maps it, so no rank can make it fault.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Write},
     os::unix::fs::{FileExt, OpenOptionsExt},
     path::Path,
@@ -68,11 +68,15 @@ pub struct FlightRecord {
 }
 
 impl FlightRecord {
-    /// Makes the record of `rank` at `path`. Overwrites what an earlier process left there.
+    /// Makes the record of `rank` at `path`, in place of what an earlier process left there.
     pub fn create(path: impl AsRef<Path>, rank: u32) -> io::Result<Self> {
+        // A file of its own: cutting the old one short would make its writer fault, if it lives.
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(true).mode(0o600);
-        let mut file = options.open(path)?;
+        let mut file = options.read(true).write(true).create_new(true).mode(0o600).open(path)?;
         // Written out, so that a full disk is an error here and not a fault at a later store.
         file.write_all(&[0; PAGE_BYTES])?;
         let record = Self { map: Mapping::of_file(&file, PAGE_BYTES, PAGE_BYTES)? };

@@ -1,0 +1,6 @@
+//! The reducer, with ranks as threads and as processes.
+#![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod processes;
+mod threads;
+mod work;
