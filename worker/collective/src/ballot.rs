@@ -10,11 +10,11 @@ const HAS_DATA: u64 = 4;
 
 /// What a rank writes: its ballot, and what it found in its slices.
 pub(crate) fn words(ballot: Ballot, found: Found) -> [u64; 4] {
-    let Ballot { step, grains_total, has_data, stop, non_finite } = ballot;
+    let Ballot { step, grains_total, grains, stop, non_finite } = ballot;
     let flag = |is_set, flag| if is_set { flag } else { 0 };
     let flags = flag(stop, STOP)
         | flag(non_finite, NON_FINITE)
-        | flag(has_data, HAS_DATA)
+        | flag(0 < grains, HAS_DATA)
         | flag(found.is_non_finite, NON_FINITE << 8);
     [step, grains_total, flags, found.ranks]
 }

@@ -11,8 +11,8 @@ pub struct Ballot {
     pub step: u64,
     /// Grains of the step over all ranks; must be the same everywhere.
     pub grains_total: u64,
-    /// This rank has work in the step. A rank without still takes part.
-    pub has_data: bool,
+    /// How many of them are this rank's. A rank without any still takes part.
+    pub grains: u64,
     /// This rank wants to stop after the step.
     pub stop: bool,
     /// This rank's loss is not finite.
@@ -28,7 +28,7 @@ pub struct Tally {
     pub non_finite: bool,
     /// Bit r: it came from rank r. None is set when only a sum overflowed.
     pub non_finite_ranks: u64,
-    /// How many ranks had work.
+    /// How many ranks had grains.
     pub with_data: usize,
 }
 

@@ -20,19 +20,23 @@ const PATIENT: Duration = Duration::from_secs(30);
 /// For tests that wait until it is over.
 const SHORT: Duration = Duration::from_millis(700);
 
-fn plan(world: usize, buckets: &[Range<usize>]) -> Plan {
-    let bucket = |(index, range): (usize, &Range<usize>)| Bucket {
-        range: range.clone(),
-        params: vec![PlanParam { name: format!("p{index}"), shape: vec![range.len()] }],
+/// One bucket of each of these lengths, one parameter in each.
+fn plan(world: usize, lens: &[usize]) -> Plan {
+    let mut arena_len = 0;
+    let bucket = |(index, len): (usize, &usize)| {
+        arena_len += len;
+        let params = vec![PlanParam { name: format!("p{index}"), shape: vec![*len] }];
+        Bucket { range: arena_len - len..arena_len, params }
     };
+    let buckets = lens.iter().enumerate().map(bucket).collect();
     Plan {
         world,
-        arena_len: buckets.last().map_or(0, |range| range.end),
+        arena_len,
         slots: 1,
         reduction: "fast".to_owned(),
         grain_rows: 8,
         grain_columns: 2,
-        buckets: buckets.iter().enumerate().map(bucket).collect(),
+        buckets,
     }
 }
 
@@ -54,7 +58,7 @@ fn value(rank: usize, index: usize) -> f32 {
 }
 
 const BALLOT: Ballot =
-    Ballot { step: 5, grains_total: 3, has_data: true, stop: false, non_finite: false };
+    Ballot { step: 5, grains_total: 3, grains: 1, stop: false, non_finite: false };
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
@@ -63,9 +67,7 @@ proptest! {
         world in 1..7_usize,
         lens in proptest::collection::vec(0..400_usize, 1..5),
     ) {
-        let mut start = 0;
-        let ranges: Vec<_> = lens.iter().map(|len| { start += len; start - len..start }).collect();
-        let plan = plan(world, &ranges);
+        let plan = plan(world, &lens);
         let fd = create_group_memory().unwrap();
         let results = as_ranks(0..world, |rank| {
             let Formed { mut group, mut arena, .. } = form(&fd, rank, &plan, PATIENT).unwrap();
@@ -73,8 +75,8 @@ proptest! {
                 *float = value(rank, index);
             }
             let order = SumOrder::in_rank_order(0..world);
-            for (index, range) in ranges.iter().enumerate() {
-                let lease = arena.lease(0..1, range.clone());
+            for (index, bucket) in plan.buckets.iter().enumerate() {
+                let lease = arena.lease(0..1, bucket.range.clone());
                 group.all_reduce(index, lease, &order).unwrap();
             }
             group.leave();
@@ -91,7 +93,7 @@ proptest! {
 
 #[test]
 fn f64_sums_are_exact_where_one_rank_has_the_value() {
-    let plan = plan(3, &[0..1]);
+    let plan = plan(3, &[1]);
     let fd = create_group_memory().unwrap();
     let results = as_ranks(0..3, |rank| {
         let Formed { mut group, .. } = form(&fd, rank, &plan, PATIENT).unwrap();
@@ -115,7 +117,7 @@ fn f64_sums_are_exact_where_one_rank_has_the_value() {
 
 #[test]
 fn a_broadcast_gives_everybody_what_the_root_has() {
-    let plan = plan(3, &[0..100]);
+    let plan = plan(3, &[100]);
     let fd = create_group_memory().unwrap();
     as_ranks(0..3, |rank| {
         let Formed { mut group, mut arena, .. } = form(&fd, rank, &plan, PATIENT).unwrap();
@@ -130,7 +132,7 @@ fn a_broadcast_gives_everybody_what_the_root_has() {
 
 #[test]
 fn votes_are_counted_alike_on_all_ranks() {
-    let plan = plan(3, &[0..40]);
+    let plan = plan(3, &[40]);
     let fd = create_group_memory().unwrap();
     let tallies = as_ranks(0..3, |rank| {
         let Formed { mut group, mut arena, .. } = form(&fd, rank, &plan, PATIENT).unwrap();
@@ -144,7 +146,7 @@ fn votes_are_counted_alike_on_all_ranks() {
             group.all_reduce_and_vote(0, lease, &order, ballot).unwrap()
         };
         let quiet = vote(BALLOT, None);
-        let stop = vote(Ballot { stop: rank == 1, has_data: rank != 2, ..BALLOT }, None);
+        let stop = vote(Ballot { stop: rank == 1, grains: u64::from(rank != 2), ..BALLOT }, None);
         let loss = vote(Ballot { non_finite: rank == 2, ..BALLOT }, None);
         let gradient = vote(BALLOT, (rank == 1).then_some(39));
         let quiet_again = vote(BALLOT, None);
@@ -161,7 +163,7 @@ fn votes_are_counted_alike_on_all_ranks() {
 
 #[test]
 fn a_rank_that_does_not_enter_is_named_by_all_others() {
-    let plan = plan(3, &[0..4, 4..9]);
+    let plan = plan(3, &[4, 5]);
     let fd = create_group_memory().unwrap();
     let (all_have_formed, others_are_done) = (Barrier::new(3), Barrier::new(3));
     let errors = as_ranks(0..3, |rank| {
@@ -196,7 +198,7 @@ fn a_rank_that_does_not_enter_is_named_by_all_others() {
 #[test]
 #[should_panic(expected = "leased to the communication thread")]
 fn a_range_of_a_failed_collective_stays_leased() {
-    let plan = plan(2, &[0..4]);
+    let plan = plan(2, &[4]);
     let fd = create_group_memory().unwrap();
     let mut formed = as_ranks(0..2, |rank| form(&fd, rank, &plan, SHORT).unwrap());
     let Formed { group, arena, .. } = &mut formed[0];
@@ -207,7 +209,7 @@ fn a_range_of_a_failed_collective_stays_leased() {
 
 #[test]
 fn an_abort_wakes_everybody_and_can_be_repeated() {
-    let plan = plan(3, &[0..4]);
+    let plan = plan(3, &[4]);
     let fd = create_group_memory().unwrap();
     let errors = as_ranks(0..3, |rank| {
         let Formed { mut group, .. } = form(&fd, rank, &plan, PATIENT).unwrap();
@@ -225,7 +227,7 @@ fn an_abort_wakes_everybody_and_can_be_repeated() {
 
 #[test]
 fn a_group_dropped_in_use_is_an_abort_and_one_that_is_left_is_not() {
-    let plan = plan(2, &[0..4]);
+    let plan = plan(2, &[4]);
     for leaves in [true, false] {
         let fd = create_group_memory().unwrap();
         let results = as_ranks(0..2, |rank| {
@@ -250,7 +252,7 @@ fn a_group_dropped_in_use_is_an_abort_and_one_that_is_left_is_not() {
 
 #[test]
 fn ranks_in_different_places_are_told_so() {
-    let plan = plan(2, &[0..4]);
+    let plan = plan(2, &[4]);
     let fd = create_group_memory().unwrap();
     let errors = as_ranks(0..2, |rank| {
         let Formed { mut group, mut arena, .. } = form(&fd, rank, &plan, PATIENT).unwrap();
@@ -276,7 +278,7 @@ fn ranks_in_different_places_are_told_so() {
 
 #[test]
 fn ranks_in_different_steps_do_not_apply_them() {
-    let plan = plan(2, &[0..4]);
+    let plan = plan(2, &[4]);
     let fd = create_group_memory().unwrap();
     let errors = as_ranks(0..2, |rank| {
         let Formed { mut group, mut arena, .. } = form(&fd, rank, &plan, PATIENT).unwrap();
@@ -291,7 +293,7 @@ fn ranks_in_different_steps_do_not_apply_them() {
 
 #[test]
 fn those_who_do_not_join_are_named() {
-    let plan = plan(4, &[0..4]);
+    let plan = plan(4, &[4]);
     // Rank 0 among the missing, and not.
     for (joining, absent) in [(0..2, vec![2, 3]), (1..3, vec![0, 3])] {
         let fd = create_group_memory().unwrap();
@@ -308,7 +310,7 @@ fn those_who_do_not_join_are_named() {
 
 #[test]
 fn a_different_plan_is_reported_alike_on_all_ranks() {
-    let usual = plan(3, &[0..4, 4..10]);
+    let usual = plan(3, &[4, 6]);
     let mut other = usual.clone();
     other.buckets[1].params[0].shape = vec![2, 3];
     let fd = create_group_memory().unwrap();
@@ -330,7 +332,7 @@ fn a_different_plan_is_reported_alike_on_all_ranks() {
 
 #[test]
 fn a_rank_joins_once_and_memory_is_used_once() {
-    let plan = plan(1, &[0..4]);
+    let plan = plan(1, &[4]);
     let fd = create_group_memory().unwrap();
     let first = form(&fd, 0, &plan, PATIENT).unwrap();
     let error = form(&fd, 0, &plan, PATIENT).unwrap_err();
@@ -342,7 +344,7 @@ fn a_rank_joins_once_and_memory_is_used_once() {
 
 #[test]
 fn two_groups_in_one_process_do_not_meet() {
-    let plan = plan(2, &[0..64]);
+    let plan = plan(2, &[64]);
     let (one, two) = (create_group_memory().unwrap(), create_group_memory().unwrap());
     let sums = as_ranks(0..4, |thread| {
         let (fd, rank, factor) =
@@ -363,7 +365,7 @@ fn two_groups_in_one_process_do_not_meet() {
 
 #[test]
 fn many_rounds_lose_no_wake_up() {
-    let plan = plan(4, &[0..4]);
+    let plan = plan(4, &[4]);
     let fd = create_group_memory().unwrap();
     as_ranks(0..4, |rank| {
         let Formed { mut group, .. } = form(&fd, rank, &plan, PATIENT).unwrap();

@@ -301,7 +301,7 @@ impl Reducer {
         let ballot = Ballot {
             step: number,
             grains_total: grains_total as u64,
-            has_data: !step.grains.is_empty(),
+            grains: step.grains.len() as u64,
             stop: votes.stop,
             non_finite: votes.non_finite || step.non_finite,
         };
