@@ -21,13 +21,10 @@ use crate::real::Real;
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// PyTorch's default for both the weight and the bias of a linear layer: uniform between
-/// ±1/√fan_in, where `fan_in` is the number of the layer's inputs, for the bias too.
-///
-/// # Panics
-/// If `fan_in` is 0.
+/// ±1/√fan_in, where `fan_in` is the number of the layer's inputs, for the bias too. Zeros if that is 0.
 pub fn kaiming_uniform<T: Real>(seed: u64, name: &str, fan_in: usize, out: &mut [T]) {
-    assert!(0 < fan_in, "parameter {name:?} of a layer without inputs");
-    uniform(seed, name, 1.0 / (fan_in as f64).sqrt(), out);
+    let bound = if fan_in == 0 { 0.0 } else { 1.0 / (fan_in as f64).sqrt() };
+    uniform(seed, name, bound, out);
 }
 
 /// Uniform in [-bound, bound].
@@ -100,6 +97,9 @@ mod tests {
         assert_eq!(whole[..10], draw(7, "fc1.weight", 10));
         assert_ne!(whole[..10], draw(8, "fc1.weight", 10));
         assert_ne!(whole[..10], draw(7, "fc1.bias", 10));
+        let mut none = [1.0_f32];
+        kaiming_uniform(7, "fc1.bias", 0, &mut none);
+        assert_eq!(none, [0.0]);
     }
 
     #[test]
