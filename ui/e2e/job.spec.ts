@@ -40,7 +40,7 @@ test("log in with the token, see the digits job finish and its curve drawn", asy
   await expect(page.getByTestId("attempt")).toHaveCount(1);
   await expect(page.getByTestId("log")).not.toBeEmpty();
   expect(refused).toEqual([]);
-  const picture = process.env["LOCKSTEP_PICTURE"];
+  const picture = process.env.LOCKSTEP_PICTURE;
   if (picture) {
     await page.screenshot({ path: picture });
   }

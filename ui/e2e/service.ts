@@ -62,7 +62,7 @@ export class Service {
 
 function program(): string {
   return join(
-    process.env["LOCKSTEP_BIN_DIR"] ?? resolve(import.meta.dirname, "../../target/debug"),
+    process.env.LOCKSTEP_BIN_DIR ?? resolve(import.meta.dirname, "../../target/debug"),
     "lockstep",
   );
 }

@@ -56,7 +56,7 @@ export function LossCurve({ series }: { series: MetricSeries[] }) {
   useEffect(() => {
     const chart = plot.current;
     if (chart !== null) {
-      const x = chart.scales["x"];
+      const x = chart.scales.x;
       const before = chart.data[0];
       const isZoomed = x?.min !== before[0] || x?.max !== before.at(-1);
       chart.setData(data, before.length === 0 || !isZoomed);
