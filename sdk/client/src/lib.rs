@@ -21,4 +21,4 @@ pub use client::{Client, ClientOptions};
 pub use download::Downloaded;
 pub use error::ClientError;
 pub use events::EventStream;
-pub use transfer::{MAX_DATASET_FILES, manifest_of_bytes, manifest_of_file};
+pub use transfer::{MAX_DATASET_FILES, manifest_of_bytes, manifest_of_file, verified_chunk};

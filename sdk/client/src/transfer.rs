@@ -1,5 +1,6 @@
 //! From local files to chunks, files and datasets on the server. Only what the server lacks travels.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
 
@@ -119,7 +120,7 @@ impl Client {
         let root = path.to_owned();
         let found = blocking(move || list_files(&root)).await?;
         let mut hashed: Vec<(DatasetFile, FileManifest, Utf8PathBuf)> = stream::iter(found)
-            .map(async |(relative, full)| {
+            .map(|(relative, full)| async move {
                 let to_hash = full.clone();
                 let manifest = blocking(move || manifest_of_file(&to_hash)).await?;
                 let (file, size_bytes) = (manifest.digest.clone(), manifest.size_bytes);
@@ -135,22 +136,23 @@ impl Client {
             let digests = batch.iter().map(|(_, manifest, _)| manifest.digest.clone()).collect();
             missing.extend(self.missing_files(digests).await?);
         }
-        let missing: std::collections::HashSet<Digest> = missing.into_iter().collect();
-        let to_put = hashed.iter().filter(|(_, manifest, _)| missing.contains(&manifest.digest));
-        stream::iter(to_put.map(Ok))
-            .try_for_each_concurrent(PARALLEL_FILES, async |(_, manifest, full)| {
-                self.put_chunks_and_file(full, manifest).await
+        let missing: HashSet<Digest> = missing.into_iter().collect();
+        let to_put: Vec<(FileManifest, Utf8PathBuf)> = hashed
+            .iter()
+            .filter(|(_, manifest, _)| missing.contains(&manifest.digest))
+            .map(|(_, manifest, full)| (manifest.clone(), full.clone()))
+            .collect();
+        stream::iter(to_put.into_iter().map(Ok))
+            .try_for_each_concurrent(PARALLEL_FILES, |(manifest, full)| async move {
+                self.put_chunks_and_file(&full, &manifest).await
             })
             .await?;
         let files = hashed.into_iter().map(|(entry, _, _)| entry).collect();
         self.register_dataset(&RegisterDataset { name: name.map(str::to_owned), files }).await
     }
 
-    async fn missing_of(
-        &self,
-        chunks: &[Digest],
-    ) -> Result<std::collections::HashSet<Digest>, ClientError> {
-        let mut missing = std::collections::HashSet::new();
+    async fn missing_of(&self, chunks: &[Digest]) -> Result<HashSet<Digest>, ClientError> {
+        let mut missing = HashSet::new();
         for batch in chunks.chunks(MISSING_BATCH) {
             missing.extend(self.missing_chunks(batch.to_vec()).await?);
         }
@@ -163,19 +165,23 @@ impl Client {
         manifest: &FileManifest,
     ) -> Result<(), ClientError> {
         let missing = self.missing_of(&manifest.chunks).await?;
-        let to_put = manifest.chunks.iter().enumerate().filter(|(_, it)| missing.contains(it));
-        stream::iter(to_put.map(Ok))
-            .try_for_each_concurrent(PARALLEL_CHUNKS, async |(index, digest)| {
-                let bytes = verified_chunk(path, index, digest).await?;
-                self.put_chunk(digest, bytes).await
+        let chunks = manifest.chunks.iter().cloned().enumerate();
+        let to_put: Vec<(usize, Digest)> = chunks.filter(|(_, it)| missing.contains(it)).collect();
+        stream::iter(to_put.into_iter().map(Ok))
+            .try_for_each_concurrent(PARALLEL_CHUNKS, |(index, digest)| async move {
+                let bytes = verified_chunk(path, index, &digest).await?;
+                self.put_chunk(&digest, bytes).await
             })
             .await?;
         self.put_file(manifest).await
     }
 }
 
-/// Reads a chunk again; the file may have changed since it was hashed.
-pub(crate) async fn verified_chunk(
+/// Reads chunk `index` of a file again; the file may have changed since it was hashed.
+///
+/// # Errors
+/// [`ClientError::DigestMismatch`] when it did.
+pub async fn verified_chunk(
     path: &Utf8Path,
     index: usize,
     expected: &Digest,

@@ -1,1 +1,23 @@
 //! One node's daemon: offers slots, starts and watches ranks, ships what they report.
+//!
+//! The server says what should run here (`session`), `gang` compares it with what does, and one task for each
+//! attempt (`attempt`) makes it so. What ranks report goes to the `spool` on disk first and is shipped from there,
+//! so that a server that is away, or an agent that restarts, loses nothing.
+
+mod attempt;
+mod cache;
+mod config;
+mod fetch;
+mod files;
+mod gang;
+mod identity;
+mod inventory;
+mod node;
+mod run;
+mod session;
+mod ship;
+mod spawn;
+mod spool;
+
+pub use config::Config;
+pub use run::run;

@@ -1,0 +1,282 @@
+//! The end of an attempt as this node sees it: who broke first, whom to kill, what to say. Pure.
+//!
+//! One verdict an attempt: the first `Failed` that is reported. A rank that complains of missing ranks may only be
+//! seeing that another died, so its complaint is held for a moment; a death by signal that shows up meanwhile is
+//! the cause and goes first.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use lockstep_api::{FailureCode, FailureReport, Phase, Rank, RankExit, Report, Step};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+/// How long a complaint of missing ranks waits for a death that explains it.
+const HOLD: Duration = Duration::from_millis(100);
+
+/// How long the ranks may take for what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Graces {
+    /// From asking ranks to stop until they are killed.
+    pub(crate) stop: Duration,
+    /// From a rank's own verdict until it is killed, if it does not leave.
+    pub(crate) leave: Duration,
+}
+
+/// A rank's process is gone.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Gone {
+    pub(crate) rank: Rank,
+    pub(crate) pid: i32,
+    pub(crate) exit: RankExit,
+    /// The last lines of its standard error.
+    pub(crate) last_words: Vec<String>,
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Input {
+    /// A rank's own verdict.
+    Failed { by: Rank, report: FailureReport },
+    /// A rank is gone.
+    Gone(Gone),
+    /// The agent itself cannot go on with the attempt.
+    Broken(FailureReport),
+    /// The server wants the ranks to leave after their step.
+    StopAsked,
+    /// The ranks must die: the attempt is no longer this node's.
+    KillAsked,
+    /// Time passed.
+    Tick,
+}
+
+/// What to do, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Action {
+    Report(Report),
+    /// Send every rank `Stop`.
+    StopAll,
+    /// Kill every rank that is alive.
+    KillAll,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// All left with status 0.
+    Finished,
+    /// They are gone for another reason.
+    Stopped,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// Training.
+    Running,
+    /// Asked to leave.
+    Stopping,
+    /// Killed by us: whatever they say or however they leave is our doing.
+    Killed,
+}
+
+/// The ranks of one attempt on this node.
+#[derive(Debug)]
+pub(crate) struct Course {
+    ranks: BTreeMap<Rank, Option<RankExit>>,
+    graces: Graces,
+    mode: Mode,
+    has_verdict: bool,
+    held: Option<(Instant, FailureReport)>,
+    kill_at: Option<Instant>,
+}
+
+impl Course {
+    pub(crate) fn new(ranks: &[Rank], graces: Graces) -> Self {
+        let ranks = ranks.iter().map(|rank| (*rank, None)).collect();
+        let mode = Mode::Running;
+        Self { ranks, graces, mode, has_verdict: false, held: None, kill_at: None }
+    }
+
+    /// When to call with [`Input::Tick`].
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let held = self.held.as_ref().map(|(until, _)| *until);
+        [held, self.kill_at].into_iter().flatten().min()
+    }
+
+    /// How it ended, once every rank is gone and nothing is held back.
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        if self.held.is_some() || !self.ranks.values().all(Option::is_some) {
+            return None;
+        }
+        let all_clean = self.ranks.values().flatten().all(|exit| exit.code == Some(0));
+        let ran_through = self.mode == Mode::Running && !self.has_verdict;
+        Some(if all_clean && ran_through { Ending::Finished } else { Ending::Stopped })
+    }
+
+    /// Takes one step.
+    pub(crate) fn step(&mut self, input: Input, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        match input {
+            Input::Failed { by, report } => self.failed(by, report, now, &mut actions),
+            Input::Gone(gone) => self.gone(gone, &mut actions),
+            Input::Broken(report) => {
+                self.verdict(report, &mut actions);
+                self.kill(&mut actions);
+            }
+            Input::StopAsked if self.mode == Mode::Running => {
+                self.mode = Mode::Stopping;
+                self.kill_by(now + self.graces.stop);
+                actions.push(Action::StopAll);
+            }
+            Input::StopAsked => {}
+            Input::KillAsked => {
+                self.held = None;
+                self.kill(&mut actions);
+            }
+            Input::Tick => self.tick(now, &mut actions),
+        }
+        actions
+    }
+
+    fn failed(&mut self, by: Rank, report: FailureReport, now: Instant, actions: &mut Vec<Action>) {
+        if self.mode == Mode::Killed {
+            return;
+        }
+        if !self.has_verdict && self.complains_of_others(by, &report) {
+            if self.held.is_none() {
+                self.held = Some((now + HOLD, report));
+            }
+            return;
+        }
+        self.verdict(report, actions);
+        self.kill_by(now + self.graces.leave);
+    }
+
+    fn gone(&mut self, gone: Gone, actions: &mut Vec<Action>) {
+        let Gone { rank, exit, .. } = gone;
+        self.ranks.insert(rank, Some(exit));
+        let is_bad = exit.code != Some(0);
+        // One that left after its complaint was held did so because of it.
+        let is_explained = self.has_verdict || (self.held.is_some() && exit.signal.is_none());
+        if is_bad && self.mode != Mode::Killed && !is_explained {
+            self.verdict(peer_gone(&gone), actions);
+        }
+        actions.push(Action::Report(Report::RankExited { rank, exit }));
+        if is_bad && self.has_verdict {
+            self.kill(actions);
+        }
+    }
+
+    fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if let Some((_, report)) = self.held.take_if(|(until, _)| *until <= now) {
+            self.verdict(report, actions);
+            if self.ranks.values().flatten().any(|exit| exit.code != Some(0)) {
+                self.kill(actions);
+            } else {
+                self.kill_by(now + self.graces.leave);
+            }
+        }
+        if self.kill_at.is_some_and(|at| at <= now) {
+            self.kill(actions);
+        }
+    }
+
+    /// Reports a failure, and after it one that was held: its effect.
+    fn verdict(&mut self, report: FailureReport, actions: &mut Vec<Action>) {
+        self.has_verdict = true;
+        actions.push(Action::Report(Report::Failed(report)));
+        if let Some((_, effect)) = self.held.take() {
+            actions.push(Action::Report(Report::Failed(effect)));
+        }
+    }
+
+    fn kill(&mut self, actions: &mut Vec<Action>) {
+        self.mode = Mode::Killed;
+        self.kill_at = None;
+        if self.ranks.values().any(Option::is_none) {
+            actions.push(Action::KillAll);
+        }
+    }
+
+    fn kill_by(&mut self, at: Instant) {
+        self.kill_at = Some(self.kill_at.map_or(at, |old| old.min(at)));
+    }
+
+    /// Whether the report names other ranks of this node as missing.
+    fn complains_of_others(&self, by: Rank, report: &FailureReport) -> bool {
+        missing_ranks(report).any(|rank| rank != by && self.ranks.contains_key(&rank))
+    }
+}
+
+/// The ranks that a report says are missing.
+pub(crate) fn missing_ranks(report: &FailureReport) -> impl Iterator<Item = Rank> {
+    let listed = report.evidence.get("missing").and_then(Value::as_array).into_iter().flatten();
+    listed.filter_map(|it| it.as_i64().and_then(|it| i32::try_from(it).ok())).map(Rank)
+}
+
+fn peer_gone(gone: &Gone) -> FailureReport {
+    let Gone { rank, pid, exit, last_words } = gone;
+    let RankExit { code, signal, phase, step } = *exit;
+    let how = match (signal, code) {
+        (Some(signal), _) => format!("was killed by {}", signal_name(signal)),
+        (None, Some(code)) => format!("ended with status {code}"),
+        (None, None) => "ended in an unknown way".to_owned(),
+    };
+    let message = format!("rank {rank} (pid {pid}) {how} at step {step} in phase {phase}");
+    FailureReport {
+        code: FailureCode::PeerGone,
+        rank: Some(*rank),
+        exit: Some(*exit),
+        step: Some(step),
+        phase: Some(phase),
+        message,
+        evidence: json!({ "pid": pid, "stderr": last_words }),
+    }
+}
+
+/// `signal 9 (SIGKILL)`
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        5 => "SIGTRAP",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        14 => "SIGALRM",
+        15 => "SIGTERM",
+        24 => "SIGXCPU",
+        25 => "SIGXFSZ",
+        31 => "SIGSYS",
+        _ => return format!("signal {signal}"),
+    };
+    format!("signal {signal} ({name})")
+}
+
+/// A failure that the agent found by itself.
+pub(crate) fn own_failure(code: FailureCode, message: String) -> FailureReport {
+    FailureReport {
+        code,
+        rank: None,
+        exit: None,
+        step: None,
+        phase: None,
+        message,
+        evidence: Value::Null,
+    }
+}
+
+/// Where a rank was when it left.
+pub(crate) fn exit_of(status: std::process::ExitStatus, (phase, step): (Phase, Step)) -> RankExit {
+    use std::os::unix::process::ExitStatusExt as _;
+    RankExit { code: status.code(), signal: status.signal(), phase, step }
+}
+
+#[cfg(test)]
+#[path = "course_tests.rs"]
+mod tests;

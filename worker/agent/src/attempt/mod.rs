@@ -1,0 +1,18 @@
+//! One attempt on this node, from fetching its files to reporting that its ranks are gone.
+//!
+//! `course` decides (pure), `drive` acts; `prepare` fetches, `link` talks with the ranks, `process` watches them,
+//! `output` reads their standard error, `reporter` batches what they say, `checkpoints` uploads.
+
+mod checkpoints;
+mod course;
+mod drive;
+mod link;
+mod output;
+mod positions;
+mod prepare;
+mod process;
+mod reporter;
+
+pub(crate) use course::own_failure;
+pub(crate) use drive::{Told, run};
+pub(crate) use positions::Positions;

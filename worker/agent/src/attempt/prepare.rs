@@ -1,0 +1,183 @@
+//! Everything a gang needs on this node before its ranks start: components, data, a checkpoint, a socket.
+
+use camino::Utf8PathBuf;
+use lockstep_api::{Assignment, Digest, Rank, RankConfig};
+use lockstep_client::Client;
+use lockstep_client::retry::{Backoff, Policy};
+
+use crate::fetch::{FetchError, Fetcher, Source};
+use crate::files::{private_folder, remove_folder};
+use crate::gang::fence_of;
+use crate::node::{Node, blocking};
+
+/// Where an attempt's files lie.
+#[derive(Debug, Clone)]
+pub(crate) struct Ready {
+    pub(crate) folder: Utf8PathBuf,
+    loader: Utf8PathBuf,
+    loss: Utf8PathBuf,
+    train: Utf8PathBuf,
+    eval: Option<Utf8PathBuf>,
+    resume: Option<Utf8PathBuf>,
+    checkpoints: Utf8PathBuf,
+}
+
+/// Why a gang cannot start here.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PrepareError {
+    /// A file cannot be had.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// A component that is not named by digest.
+    #[error("{field}: {source}")]
+    Component {
+        /// Of the job.
+        field: &'static str,
+        /// Why.
+        source: lockstep_api::DigestError,
+    },
+    /// The attempt's own folder.
+    #[error("cannot make the attempt's folder: {0}")]
+    Folder(String),
+}
+
+impl PrepareError {
+    fn is_retryable(&self) -> bool {
+        matches!(self, Self::Fetch(FetchError::Server { source, .. }) if source.is_retryable())
+    }
+
+    /// Whether the server said that the attempt is no longer this node's.
+    pub(crate) fn is_fenced(&self) -> bool {
+        let code = match self {
+            Self::Fetch(FetchError::Server { source, .. }) => source.code(),
+            _ => None,
+        };
+        code == Some(lockstep_api::ProblemCode::Fenced)
+    }
+}
+
+/// The folder of an attempt on this node.
+pub(crate) fn folder_of(node: &Node, assignment: &Assignment) -> Utf8PathBuf {
+    let Assignment { attempt_id, generation, .. } = assignment;
+    node.places.attempts.join(format!("{attempt_id}-{generation}"))
+}
+
+/// Fetches and lays out. While the server cannot be reached it keeps trying: whoever waits decides how long.
+pub(crate) async fn prepare(node: &Node, assignment: &Assignment) -> Result<Ready, PrepareError> {
+    let mut backoff = Backoff::new(Policy::PATIENT);
+    loop {
+        let error = match prepare_once(node, assignment).await {
+            Ok(ready) => return Ok(ready),
+            Err(error) => error,
+        };
+        match backoff.next_delay() {
+            Some(delay) if error.is_retryable() => {
+                tracing::warn!(error = %chain(&error), "cannot prepare an attempt yet");
+                tokio::time::sleep(delay).await;
+            }
+            _ => return Err(error),
+        }
+    }
+}
+
+async fn prepare_once(node: &Node, assignment: &Assignment) -> Result<Ready, PrepareError> {
+    let folder = folder_of(node, assignment);
+    let ready = Ready {
+        loader: folder.join("loader.wasm"),
+        loss: folder.join("loss.wasm"),
+        train: folder.join("train"),
+        eval: assignment.spec.data.eval.as_ref().map(|_| folder.join("eval")),
+        resume: assignment.resume.as_ref().map(|_| folder.join("resume.safetensors")),
+        checkpoints: folder.join("checkpoints"),
+        folder,
+    };
+    let made = ready.clone();
+    let made = blocking(move || {
+        remove_folder(&made.folder)?;
+        private_folder(&made.folder)?;
+        private_folder(&made.checkpoints)
+    });
+    made.await.map_err(|error| PrepareError::Folder(format!("{error:#}")))?;
+
+    let component = |field, text: &str| {
+        text.parse::<Digest>().map_err(|source| PrepareError::Component { field, source })
+    };
+    let loader = component("loader.component", &assignment.spec.loader.component)?;
+    let loss = component("loss.component", &assignment.spec.loss.component)?;
+    let client: Client = node.server.client();
+    let fetcher = Fetcher { client: &client, cache: &node.cache, fence: fence_of(assignment) };
+    let eval = async {
+        match &ready.eval {
+            Some(folder) => fetcher.place_dataset(&assignment.eval_files, folder).await,
+            None => Ok(()),
+        }
+    };
+    let resume = async {
+        match (&assignment.resume, &ready.resume) {
+            (Some(from), Some(path)) => {
+                let what = format!("the checkpoint of step {}", from.step);
+                fetcher.place(Source::Manifest(&from.file), path, &what).await
+            }
+            _ => Ok(()),
+        }
+    };
+    tokio::try_join!(
+        fetcher.place(Source::Digest(&loader), &ready.loader, "the loader component"),
+        fetcher.place(Source::Digest(&loss), &ready.loss, "the loss component"),
+        fetcher.place_dataset(&assignment.train_files, &ready.train),
+        eval,
+        resume,
+    )?;
+    Ok(ready)
+}
+
+impl Ready {
+    /// Where a rank writes its flight record.
+    pub(crate) fn flight_record(&self, rank: Rank) -> Utf8PathBuf {
+        self.folder.join(format!("flight-{rank}"))
+    }
+
+    /// The settings of the `local_rank`-th rank here.
+    pub(crate) fn config(
+        &self,
+        node: &Node,
+        assignment: &Assignment,
+        local_rank: usize,
+        socket_path: &str,
+        group_fd: i32,
+    ) -> RankConfig {
+        let rank = assignment.ranks[local_rank];
+        RankConfig {
+            job_id: assignment.job_id,
+            attempt_id: assignment.attempt_id,
+            generation: assignment.generation,
+            rank,
+            world_size: assignment.world_size,
+            local_rank: u32::try_from(local_rank).unwrap_or(u32::MAX),
+            spec: assignment.spec.clone(),
+            socket_path: socket_path.to_owned(),
+            attempt_key: assignment.attempt_key.clone(),
+            group_fd,
+            flight_record_path: self.flight_record(rank).into_string(),
+            loader_path: self.loader.to_string(),
+            loss_path: self.loss.to_string(),
+            train_dir: self.train.to_string(),
+            eval_dir: self.eval.as_ref().map(ToString::to_string),
+            cache_dir: node.places.compiled.to_string(),
+            resume_path: self.resume.as_ref().map(ToString::to_string),
+            checkpoint_dir: self.checkpoints.to_string(),
+        }
+    }
+}
+
+/// An error and its sources in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}

@@ -1,0 +1,119 @@
+//! One rank's process: fed its settings, watched until it is gone and everything it said has been heard.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lockstep_api::{Rank, ReportedLine};
+use lockstep_service::Clock;
+use rustix::process::Pid;
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::{Child, ChildStdin};
+use tokio::sync::{mpsc, watch};
+
+use super::course::{Gone, exit_of};
+use super::link::Line;
+use super::output::{LastWords, pump};
+use super::positions::Positions;
+use crate::spawn::kill_group;
+
+/// How long a rank that never spoke may still be in the queue of the socket after its death.
+const SILENT_DRAIN: Duration = Duration::from_millis(100);
+/// How long what a dead rank said may take to be handed on.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// A started rank.
+#[derive(Debug)]
+pub(crate) struct RankProcess {
+    pub(crate) pid: Pid,
+    is_alive: Arc<AtomicBool>,
+}
+
+impl RankProcess {
+    pub(crate) fn new(pid: Pid) -> Self {
+        Self { pid, is_alive: Arc::new(AtomicBool::new(true)) }
+    }
+
+    /// Kills the rank and whatever it started, unless it has been reaped.
+    pub(crate) fn kill(&self) {
+        if self.is_alive.load(Ordering::SeqCst) {
+            kill_group(self.pid);
+        }
+    }
+}
+
+/// Hands a rank its settings and closes its standard input.
+pub(crate) async fn feed(stdin: Option<ChildStdin>, config: Vec<u8>) {
+    let Some(mut stdin) = stdin else { return };
+    if let Err(error) = stdin.write_all(&config).await {
+        // It died before it read them; its exit says more.
+        tracing::debug!(%error, "a rank did not read its settings");
+    }
+}
+
+/// What watching one rank needs.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(crate) rank: Rank,
+    pub(crate) child: Child,
+    pub(crate) positions: Arc<Positions>,
+    pub(crate) line: watch::Receiver<Line>,
+    pub(crate) clock: Clock,
+    pub(crate) lines: mpsc::Sender<ReportedLine>,
+    pub(crate) gone: mpsc::Sender<Gone>,
+}
+
+impl Watch {
+    /// Waits for the end of the process, then for the end of what it said, then tells.
+    pub(crate) fn start(mut self, process: &RankProcess) -> impl Future<Output = ()> + use<> {
+        let (pid, is_alive) = (process.pid.as_raw_pid(), process.is_alive.clone());
+        async move {
+            let last_words = LastWords::default();
+            let stderr = self.child.stderr.take();
+            let clock = self.clock.clone();
+            let words = last_words.clone();
+            let mut pumping = pin!(async {
+                if let Some(stderr) = stderr {
+                    pump(stderr, self.rank, clock, words, self.lines.clone()).await;
+                }
+            });
+            let mut is_pumped = false;
+            let status = loop {
+                tokio::select! {
+                    status = self.child.wait() => break status,
+                    () = &mut pumping, if !is_pumped => is_pumped = true,
+                }
+            };
+            is_alive.store(false, Ordering::SeqCst);
+            let drained = async {
+                if !is_pumped {
+                    pumping.await;
+                }
+                closed(&mut self.line).await;
+            };
+            if tokio::time::timeout(DRAIN, drained).await.is_err() {
+                tracing::warn!(
+                    rank = self.rank.0,
+                    pid,
+                    "a dead rank's words could not all be read"
+                );
+            }
+            let status = status.unwrap_or_else(|error| {
+                tracing::error!(rank = self.rank.0, pid, %error, "cannot learn how a rank ended");
+                std::process::ExitStatus::default()
+            });
+            let exit = exit_of(status, self.positions.of(self.rank));
+            let gone = Gone { rank: self.rank, pid, exit, last_words: last_words.take() };
+            // Nobody listens when the attempt's task is gone itself.
+            drop(self.gone.send(gone).await);
+        }
+    }
+}
+
+async fn closed(line: &mut watch::Receiver<Line>) {
+    let opened = line.wait_for(|it| *it != Line::Silent);
+    if matches!(tokio::time::timeout(SILENT_DRAIN, opened).await, Ok(Ok(_))) {
+        drop(line.wait_for(|it| *it == Line::Closed).await);
+    }
+}

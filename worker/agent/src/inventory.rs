@@ -1,0 +1,43 @@
+//! What this machine offers.
+
+use lockstep_api::{CpuSlot, Inventory};
+
+/// Used when the machine does not say.
+const FALLBACK_MEMORY_MIB: u32 = 1024;
+
+/// `slots` ranks of one core each, or one a core; memory is shared out evenly.
+pub(crate) fn inventory(slots: Option<u32>) -> Inventory {
+    let cores =
+        std::thread::available_parallelism().map_or(1, |it| u32::try_from(it.get()).unwrap_or(1));
+    let slots = slots.unwrap_or(cores);
+    let memory_mib = std::fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| total_mib(&text))
+        .unwrap_or(FALLBACK_MEMORY_MIB);
+    let share = memory_mib / slots.max(1);
+    let cpu_slots = (0..i32::try_from(slots).unwrap_or(0))
+        .map(|index| CpuSlot { index, cores: 1, memory_mib: share })
+        .collect();
+    Inventory { cpu_slots, cuda_devices: Vec::new(), memory_mib }
+}
+
+fn total_mib(meminfo: &str) -> Option<u32> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    u32::try_from(kib / 1024).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_and_shared_out() {
+        assert_eq!(total_mib("MemTotal:       16384256 kB\nMemFree: 1 kB\n"), Some(16000));
+        assert_eq!(total_mib("MemFree: 1 kB\n"), None);
+        let offer = inventory(Some(4));
+        assert_eq!(offer.cpu_slots.len(), 4);
+        assert_eq!(offer.cpu_slots[3].index, 3);
+        assert_eq!(offer.cpu_slots[0].memory_mib, offer.memory_mib / 4);
+    }
+}

@@ -1,0 +1,98 @@
+//! What every task of the agent may reach, and its one way to the server.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use camino::Utf8PathBuf;
+use lockstep_api::Fence;
+use lockstep_client::{Client, ClientError};
+use lockstep_service::Clock;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::cache::Cache;
+use crate::spawn::Spawner;
+use crate::spool::Spool;
+
+/// Shared by all tasks.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) server: Server,
+    pub(crate) spool: Spool,
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) spawner: Spawner,
+    pub(crate) clock: Clock,
+    pub(crate) places: Places,
+    pub(crate) notes: mpsc::UnboundedSender<Note>,
+}
+
+/// Where things lie on this machine.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    /// The program that ranks run.
+    pub(crate) rank_binary: Utf8PathBuf,
+    /// One folder an attempt.
+    pub(crate) attempts: Utf8PathBuf,
+    /// Sockets.
+    pub(crate) sockets: Utf8PathBuf,
+    /// Compiled components.
+    pub(crate) compiled: Utf8PathBuf,
+}
+
+/// What tasks tell the session. At most a few for each attempt and heartbeat, so the channel needs no bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Note {
+    /// The server said that the lease is lost.
+    Lost(Fence),
+}
+
+/// The server, as far as this node knows it.
+#[derive(Debug)]
+pub(crate) struct Server {
+    client: Mutex<Client>,
+    answered_at: watch::Sender<Instant>,
+}
+
+impl Server {
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client: Mutex::new(client), answered_at: watch::Sender::new(Instant::now()) }
+    }
+
+    /// The client with the present token.
+    pub(crate) fn client(&self) -> Client {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The node joined anew.
+    pub(crate) fn set_client(&self, client: Client) {
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = client;
+    }
+
+    /// Notes whether the server was heard. A problem is an answer, too.
+    pub(crate) fn note<T>(&self, result: Result<T, ClientError>) -> Result<T, ClientError> {
+        if matches!(result, Ok(_) | Err(ClientError::Problem(_))) {
+            self.answered_at.send_replace(Instant::now());
+        }
+        result
+    }
+
+    /// Comes back once the server has been silent for `grace`.
+    pub(crate) async fn silent_for(&self, grace: Duration) {
+        let mut answered_at = self.answered_at.subscribe();
+        loop {
+            let deadline = *answered_at.borrow_and_update() + grace;
+            tokio::select! {
+                () = tokio::time::sleep_until(deadline) => return,
+                _ = answered_at.changed() => {}
+            }
+        }
+    }
+}
+
+/// Runs blocking work on a thread made for it.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(value) => value,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}

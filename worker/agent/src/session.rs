@@ -1,0 +1,255 @@
+//! The conversation with the server: what should run here, that we are alive, and what happens when it is silent.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lockstep_api::{
+    Assignment, FailureCode, Fence, HeartbeatRequest, Inventory, PollRequest, ProblemCode, Report,
+    RunningAttempt,
+};
+use lockstep_client::retry::{Backoff, Policy};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{Id, JoinSet};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::attempt::{self, Positions, Told, own_failure};
+use crate::gang::{Action, Local, Order, difference, fence_of};
+use crate::node::{Node, Note};
+use crate::run::Joiner;
+use crate::spool::Kept;
+
+/// An answer to a poll that says nothing new and comes sooner than this is not a parked one.
+const SHORTEST_PARK: Duration = Duration::from_millis(100);
+
+/// The attempts whose ranks live here, for heartbeats.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Living(Arc<Mutex<BTreeMap<Fence, Arc<Positions>>>>);
+
+impl Living {
+    fn insert(&self, fence: Fence, positions: Arc<Positions>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(fence, positions);
+    }
+
+    fn remove(&self, fence: Fence) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&fence);
+    }
+
+    fn all(&self) -> Vec<RunningAttempt> {
+        let living = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        living.iter().map(|(fence, it)| RunningAttempt { fence: *fence, ranks: it.all() }).collect()
+    }
+}
+
+/// Sends a heartbeat every `every` until `end`.
+pub(crate) async fn heartbeats(
+    node: Arc<Node>,
+    living: Living,
+    boot_id: String,
+    every: Duration,
+    end: CancellationToken,
+) {
+    let mut ticks = tokio::time::interval(every);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = end.cancelled() => return,
+        }
+        let request = HeartbeatRequest { boot_id: boot_id.clone(), running: living.all() };
+        // Longer than a beat, so that a server that is merely slow still renews the lease.
+        let answer = node.server.client().heartbeat(&request, every * 2).await;
+        match node.server.note(answer) {
+            Ok(answer) => {
+                for fence in answer.lost {
+                    if node.notes.send(Note::Lost(fence)).is_err() {
+                        return;
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(%error, "a heartbeat was not heard"),
+        }
+    }
+}
+
+/// Asks again and again what should run here, until `end`.
+pub(crate) async fn polls(
+    node: Arc<Node>,
+    joiner: Joiner,
+    inventory: Inventory,
+    boot_id: String,
+    answers: mpsc::Sender<Vec<Assignment>>,
+    end: CancellationToken,
+) {
+    let mut seen_version = 0;
+    let mut backoff = Backoff::new(Policy::PATIENT);
+    loop {
+        let request =
+            PollRequest { seen_version, inventory: inventory.clone(), boot_id: boot_id.clone() };
+        let asked_at = Instant::now();
+        let client = node.server.client();
+        let answer = tokio::select! {
+            answer = client.poll(&request) => node.server.note(answer),
+            () = end.cancelled() => return,
+        };
+        match answer {
+            Ok(answer) if answer.version != seen_version => {
+                if seen_version == 0 {
+                    tracing::info!("agent is ready");
+                }
+                seen_version = answer.version;
+                backoff.reset();
+                if answers.send(answer.assignments).await.is_err() {
+                    return;
+                }
+                continue;
+            }
+            Ok(_) if SHORTEST_PARK < asked_at.elapsed() => {
+                backoff.reset();
+                continue;
+            }
+            Ok(_) => {}
+            Err(error) if error.code() == Some(ProblemCode::Unauthenticated) => {
+                match joiner.join_again(&node.server).await {
+                    Ok(()) => seen_version = 0,
+                    Err(error) => {
+                        tracing::error!(error = %format!("{error:#}"), "the server no longer knows this node")
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(%error, "cannot ask the server for work"),
+        }
+        let delay = backoff.next_delay().unwrap_or(Policy::PATIENT.max_delay);
+        tokio::select! {
+            () = tokio::time::sleep(delay) => {}
+            () = end.cancelled() => return,
+        }
+    }
+}
+
+struct Running {
+    local: Local,
+    told: watch::Sender<Told>,
+}
+
+/// Makes what runs here what should run here.
+pub(crate) struct Session {
+    node: Arc<Node>,
+    living: Living,
+    orphan_grace: Duration,
+    running: BTreeMap<Fence, Running>,
+    wanted: Vec<Assignment>,
+    attempts: JoinSet<()>,
+    fences: HashMap<Id, Fence>,
+}
+
+impl Session {
+    pub(crate) fn new(node: Arc<Node>, living: Living, orphan_grace: Duration) -> Self {
+        Self {
+            node,
+            living,
+            orphan_grace,
+            running: BTreeMap::new(),
+            wanted: Vec::new(),
+            attempts: JoinSet::new(),
+            fences: HashMap::new(),
+        }
+    }
+
+    /// Until `end`; then kills every rank and comes back when all are gone.
+    pub(crate) async fn run(
+        mut self,
+        mut answers: mpsc::Receiver<Vec<Assignment>>,
+        mut notes: mpsc::UnboundedReceiver<Note>,
+        end: CancellationToken,
+    ) {
+        while !end.is_cancelled() {
+            let is_at_work = !self.attempts.is_empty();
+            tokio::select! {
+                () = end.cancelled() => {}
+                Some(ended) = self.attempts.join_next_with_id() => self.ended(ended),
+                Some(Note::Lost(fence)) = notes.recv() => self.tell(fence, Order::Kill),
+                Some(wanted) = answers.recv() => {
+                    self.wanted = wanted;
+                    self.settle();
+                }
+                () = self.node.server.silent_for(self.orphan_grace), if is_at_work => {
+                    let text = format!("no server answered node for {:?}", self.orphan_grace);
+                    self.kill_all(&text).await;
+                }
+            }
+        }
+        self.kill_all("the agent of this node was told to stop").await;
+    }
+
+    /// Kills every rank and waits until all are gone.
+    async fn kill_all(&mut self, why: &str) {
+        for running in self.running.values_mut().filter(|it| it.local != Local::Ended) {
+            running.local = Local::Active(Order::Kill);
+            let verdict = Some(own_failure(FailureCode::NodeLost, why.to_owned()));
+            running.told.send_replace(Told { order: Order::Kill, verdict });
+        }
+        while let Some(ended) = self.attempts.join_next_with_id().await {
+            self.ended(ended);
+        }
+    }
+
+    fn settle(&mut self) {
+        let local = self.running.iter().map(|(fence, it)| (*fence, it.local)).collect();
+        for action in difference(&self.wanted, &local) {
+            match action {
+                Action::Start(assignment) => self.start(*assignment),
+                Action::Tell(fence, order) => self.tell(fence, order),
+                Action::Forget(fence) => {
+                    self.running.remove(&fence);
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, assignment: Assignment) {
+        let fence = fence_of(&assignment);
+        tracing::info!(job = %assignment.job_id, attempt = %fence.attempt_id, generation = fence.generation.0, ranks = assignment.ranks.len(), "starting an attempt");
+        let order = if assignment.is_stopping { Order::Stop } else { Order::Run };
+        let (told, receiver) = watch::channel(Told { order, verdict: None });
+        let positions = Arc::new(Positions::default());
+        self.living.insert(fence, positions.clone());
+        let task = attempt::run(self.node.clone(), assignment, receiver, positions);
+        self.fences.insert(self.attempts.spawn(task).id(), fence);
+        self.running.insert(fence, Running { local: Local::Active(order), told });
+    }
+
+    fn tell(&mut self, fence: Fence, order: Order) {
+        let Some(running) = self.running.get_mut(&fence) else { return };
+        if matches!(running.local, Local::Active(old) if old < order) {
+            running.local = Local::Active(order);
+            running.told.send_replace(Told { order, verdict: None });
+        }
+    }
+
+    fn ended(&mut self, ended: Result<(Id, ()), tokio::task::JoinError>) {
+        let id = match &ended {
+            Ok((id, ())) => *id,
+            Err(error) => error.id(),
+        };
+        let Some(fence) = self.fences.remove(&id) else { return };
+        if let Err(error) = ended {
+            // Dropping the task has killed its ranks.
+            tracing::error!(attempt = %fence.attempt_id, %error, "an attempt's task broke");
+            let text = "the agent made a mistake of its own; its log says more".to_owned();
+            let verdict = Report::Failed(own_failure(FailureCode::PrepareFailed, text));
+            for report in [verdict, Report::Stopped] {
+                match self.node.spool.append(fence, report) {
+                    Kept::Yes(_) | Kept::TooMuchLog => {}
+                }
+            }
+        }
+        self.living.remove(fence);
+        if let Some(running) = self.running.get_mut(&fence) {
+            running.local = Local::Ended;
+        }
+        tracing::info!(attempt = %fence.attempt_id, generation = fence.generation.0, "an attempt is over here");
+        self.settle();
+    }
+}
