@@ -2,11 +2,9 @@
 
 use std::fmt::Write as _;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::sync::mpsc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
@@ -17,8 +15,8 @@ use crate::error::IoContext as _;
 use crate::find::{Programs, locate};
 use crate::identity::Identity;
 use crate::initialise::{explain_spawn, initialise, tail, write_access};
-use crate::lock::Lock;
-use crate::process::Process;
+use crate::lock::FolderLock;
+use crate::owned::OwnedProcess;
 use crate::socket::{self, PORT, SOCKET_FILE};
 use crate::spawn::confine;
 use crate::stale;
@@ -73,11 +71,10 @@ impl Default for Options {
 pub struct Cluster {
     folder: Utf8PathBuf,
     socket_dir: Utf8PathBuf,
-    server: Process,
-    /// The thread that started the server: the server's death signal is bound to it. It ends after the server.
-    keeper: Option<JoinHandle<()>>,
+    server: OwnedProcess,
+    is_stopped: bool,
     // Last, so that it is let go after everything else.
-    _lock: Lock,
+    _lock: FolderLock,
 }
 
 impl Cluster {
@@ -88,7 +85,7 @@ impl Cluster {
     /// rest. A failed start leaves no process behind.
     pub fn start(folder: impl AsRef<Utf8Path>, options: &Options) -> Result<Self, PostgresError> {
         let folder = make_folder(folder.as_ref())?;
-        let lock = Lock::acquire(&folder)?;
+        let lock = FolderLock::acquire(&folder)?;
         stale::remove_unfinished(&folder)?;
         let data = folder.join("data");
         let existing = existing_major(&data)?;
@@ -107,9 +104,9 @@ impl Cluster {
         let mut command = server_command(&folder, &data, &socket_dir, &programs, options);
         command.stdout(log.try_clone().doing("share", &folder.join("postgres.log"))?).stderr(log);
         confine(&mut command, &identity, Signal::INT);
-        let (server, keeper) =
-            keep(command).map_err(|source| explain_spawn(source, &identity, &data))?;
-        let cluster = Self { folder, socket_dir, server, keeper: Some(keeper), _lock: lock };
+        let server = OwnedProcess::keep(command)
+            .map_err(|source| explain_spawn(source, &identity, &data))?;
+        let cluster = Self { folder, socket_dir, server, is_stopped: false, _lock: lock };
         cluster.wait_ready(&data, options.start_timeout)?;
         tracing::info!(folder = %cluster.folder, pid = cluster.pid(), version = programs.major, "postgres is ready");
         Ok(cluster)
@@ -152,14 +149,17 @@ impl Cluster {
         self.server.pid()
     }
 
-    /// Becomes readable when the server's process is gone, wanted or not.
-    pub fn exit_signal(&self) -> BorrowedFd<'_> {
-        self.server.fd.as_fd()
+    /// Ends when the server's process is gone, wanted or not: see [`OwnedProcess::exit_signal`].
+    ///
+    /// # Errors
+    /// Of the system.
+    pub fn exit_signal(&self) -> std::io::Result<UnixStream> {
+        self.server.exit_signal()
     }
 
     /// Whether the server's process is still there.
     pub fn is_running(&self) -> bool {
-        !self.server.wait_gone(Duration::ZERO)
+        !self.server.process().wait_gone(Duration::ZERO)
     }
 
     /// The server's log.
@@ -176,10 +176,13 @@ impl Cluster {
     }
 
     fn shut_down(&mut self) -> Result<(), PostgresError> {
-        let Some(keeper) = self.keeper.take() else { return Ok(()) };
-        self.server.stop_postgres()?;
-        if keeper.join().is_err() {
-            tracing::warn!("the thread that kept postgres panicked");
+        if std::mem::replace(&mut self.is_stopped, true) {
+            return Ok(());
+        }
+        self.server.process().stop_postgres()?;
+        match self.server.wait(Duration::ZERO) {
+            Ok(status) => tracing::debug!(?status, "postgres ended"),
+            Err(error) => tracing::warn!(%error, "waiting for postgres failed"),
         }
         // A server that was killed leaves its socket.
         stale::remove_sockets(&self.socket_dir)?;
@@ -196,7 +199,7 @@ impl Cluster {
             if says_ready(data) && Connection::open(&self.socket(), OWNER)?.is_some() {
                 return Ok(());
             }
-            if self.server.wait_gone(READY_POLL) {
+            if self.server.process().wait_gone(READY_POLL) {
                 return Err(PostgresError::Program {
                     program: "postgres",
                     status: "it ended while starting".to_owned(),
@@ -291,29 +294,6 @@ fn server_command(
         command.args(["-c", &setting]);
     }
     command
-}
-
-/// Starts `command` on a thread of its own that lives until the child is gone.
-fn keep(mut command: Command) -> std::io::Result<(Process, JoinHandle<()>)> {
-    let (sender, receiver) = mpsc::sync_channel(1);
-    let keeper =
-        std::thread::Builder::new().name("postgres-keeper".to_owned()).spawn(move || {
-            let mut child = match command.spawn() {
-                Ok(child) => child,
-                Err(error) => return drop(sender.send(Err(error))),
-            };
-            // Not reaped before `wait` below, so the number cannot have been used again.
-            let process = i32::try_from(child.id()).ok().and_then(Process::open);
-            drop(
-                sender.send(process.ok_or_else(|| std::io::Error::other("no pidfd for the child"))),
-            );
-            match child.wait() {
-                Ok(status) => tracing::debug!(%status, "postgres ended"),
-                Err(error) => tracing::warn!(%error, "waiting for postgres failed"),
-            }
-        })?;
-    let process = receiver.recv().map_err(std::io::Error::other)??;
-    Ok((process, keeper))
 }
 
 /// The eighth line of `postmaster.pid`.

@@ -35,7 +35,7 @@ pub enum PostgresError {
         found: String,
     },
     /// Someone else owns the folder.
-    #[error("the Postgres folder {folder} is in use by {}", owner(.pid))]
+    #[error("the folder {folder} is in use by {}", owner(.pid))]
     InUse {
         /// The folder.
         folder: Utf8PathBuf,

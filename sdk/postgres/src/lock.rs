@@ -12,15 +12,19 @@ use rustix::io::Errno;
 use crate::PostgresError;
 use crate::error::IoContext as _;
 
-/// A held lock. Dropping it removes the file and lets go.
+/// The right to a folder, held. Dropping it removes the file and lets go.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub struct FolderLock {
     file: File,
     path: Utf8PathBuf,
 }
 
-impl Lock {
-    pub(crate) fn acquire(folder: &Utf8Path) -> Result<Self, PostgresError> {
+impl FolderLock {
+    /// Takes `folder/lock`.
+    ///
+    /// # Errors
+    /// [`PostgresError::InUse`] when someone holds it, this process included.
+    pub fn acquire(folder: &Utf8Path) -> Result<Self, PostgresError> {
         let path = folder.join("lock");
         loop {
             let file = OpenOptions::new()
@@ -74,7 +78,7 @@ impl Lock {
     }
 }
 
-impl Drop for Lock {
+impl Drop for FolderLock {
     fn drop(&mut self) {
         if self.path.as_str().is_empty() {
             return;
@@ -94,8 +98,8 @@ mod tests {
     fn a_second_owner_is_refused_by_pid_and_a_later_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let folder = Utf8Path::from_path(dir.path()).unwrap();
-        let first = Lock::acquire(folder).unwrap();
-        match Lock::acquire(folder) {
+        let first = FolderLock::acquire(folder).unwrap();
+        match FolderLock::acquire(folder) {
             Err(PostgresError::InUse { pid, .. }) => {
                 assert_eq!(pid, i32::try_from(std::process::id()).ok());
             }
@@ -103,7 +107,7 @@ mod tests {
         }
         drop(first);
         assert!(!folder.join("lock").exists());
-        Lock::acquire(folder).unwrap();
+        FolderLock::acquire(folder).unwrap();
     }
 
     #[test]
@@ -111,6 +115,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let folder = Utf8Path::from_path(dir.path()).unwrap();
         std::fs::write(folder.join("lock"), "1\n").unwrap();
-        Lock::acquire(folder).unwrap();
+        FolderLock::acquire(folder).unwrap();
     }
 }

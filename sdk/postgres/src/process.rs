@@ -16,24 +16,25 @@ pub(crate) const IMMEDIATE_STOP: Duration = Duration::from_secs(6);
 
 /// A process, ours or not.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub struct Process {
     pid: Pid,
-    pub(crate) fd: OwnedFd,
+    fd: OwnedFd,
 }
 
 impl Process {
     /// `None` when there is no such process.
-    pub(crate) fn open(pid: i32) -> Option<Self> {
+    pub fn open(pid: i32) -> Option<Self> {
         let pid = Pid::from_raw(pid)?;
         Some(Self { pid, fd: pidfd_open(pid, PidfdFlags::empty()).ok()? })
     }
 
-    pub(crate) fn pid(&self) -> i32 {
+    /// Its number.
+    pub fn pid(&self) -> i32 {
         self.pid.as_raw_nonzero().get()
     }
 
     /// Waits until it is gone; false when `timeout` passes first.
-    pub(crate) fn wait_gone(&self, timeout: Duration) -> bool {
+    pub fn wait_gone(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -50,7 +51,8 @@ impl Process {
         }
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
+    /// Sends a signal; one that is gone already is fine.
+    pub fn signal(&self, signal: Signal) {
         match pidfd_send_signal(&self.fd, signal) {
             Ok(()) | Err(Errno::SRCH) => {}
             Err(error) => {

@@ -14,10 +14,9 @@ use rustix::process::{Pid, Signal};
 
 use crate::identity::{Identity, User};
 
-/// Makes `command` run as `identity`, apart from the caller's terminal and settings, and get `death_signal` when the
-/// *thread* that spawns it ends.
+/// Makes a Postgres program run as `identity`, without the caller's settings, bound to the caller's life.
 pub(crate) fn confine(command: &mut Command, identity: &Identity, death_signal: Signal) {
-    command.stdin(Stdio::null()).current_dir("/").process_group(0).env_clear();
+    command.current_dir("/").env_clear();
     for name in ["PATH", "TZ", "LD_LIBRARY_PATH"] {
         if let Some(value) = std::env::var_os(name) {
             command.env(name, value);
@@ -32,6 +31,13 @@ pub(crate) fn confine(command: &mut Command, identity: &Identity, death_signal: 
         }
         Identity::Namespaced(user) => Some(NamespaceMaps::new(user)),
     };
+    bind(command, namespace, death_signal);
+}
+
+/// Puts `command` apart from the caller's terminal and lets it get `death_signal` when the *thread* that spawns it
+/// ends.
+pub(crate) fn bind(command: &mut Command, namespace: Option<NamespaceMaps>, death_signal: Signal) {
+    command.stdin(Stdio::null()).process_group(0);
     let parent = rustix::process::getpid();
     // SAFETY: `pre_exec` asks that the closure only does what is allowed between fork and exec in a program with
     // threads: `enter` and `die_with` make system calls on memory prepared before the fork, and neither allocate nor
@@ -58,7 +64,7 @@ fn die_with(parent: Pid, signal: Signal) -> io::Result<()> {
 }
 
 /// The text of the map files, made before the fork.
-struct NamespaceMaps {
+pub(crate) struct NamespaceMaps {
     uid_map: String,
     gid_map: String,
 }
