@@ -1,1 +1,59 @@
-//! The lockstep command line.
+//! The lockstep command line: arguments in, calls of [`lockstep_client`], words out.
+//!
+//! Data goes to standard output, talk to standard error. `--json` on every verb. Exit codes are in [`failure`].
+
+mod args;
+mod failure;
+mod follow;
+mod job_file;
+mod out;
+mod settings;
+mod up;
+mod upload;
+mod verbs;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::args::{Cli, Verb};
+use crate::failure::exit_code;
+use crate::out::Out;
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let out = Out::new(cli.global.json);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            out.error(&anyhow::Error::new(error).context("starting the runtime"));
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(run(cli, out)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            out.error(&error);
+            exit_code(&error)
+        }
+    }
+}
+
+async fn run(cli: Cli, out: Out) -> anyhow::Result<()> {
+    let global = &cli.global;
+    match cli.verb {
+        Verb::Up(args) => up::up(global, args, out).await,
+        Verb::Submit(args) => verbs::submit::submit(global, args, out).await,
+        Verb::Run(args) => verbs::submit::run(global, args, out).await,
+        Verb::Ps(args) => verbs::jobs::ps(global, args, out).await,
+        Verb::Show(args) => verbs::jobs::show(global, args, out).await,
+        Verb::Cancel(args) => verbs::jobs::cancel(global, args, out).await,
+        Verb::Logs(args) => verbs::logs::logs(global, args, out).await,
+        Verb::Checkpoint(verb) => verbs::checkpoints::run(global, verb, out).await,
+        Verb::Nodes => verbs::nodes::nodes(global, out).await,
+        Verb::Token(verb) => verbs::tokens::token(global, verb, out).await,
+        Verb::JoinToken(verb) => verbs::tokens::join_token(global, verb, out).await,
+        Verb::Whoami => verbs::tokens::whoami(global, out).await,
+    }
+}

@@ -1,3 +1,5 @@
-//! The lockstep command line.
+//! The `lockstep` command. All of it is in the library, which tests can reach.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    lockstep_cli::main()
+}

@@ -1,0 +1,152 @@
+//! `ps`, `show`, `cancel`.
+
+use std::fmt::Write as _;
+
+use chrono::{DateTime, Local, Utc};
+use lockstep_api::{AttemptView, FailureView, JobSummary, JobView, ListJobs};
+
+use crate::args::{Global, JobArgs, PsArgs};
+use crate::out::{Out, bytes, number, or_dash, table};
+use crate::settings::{client, job_page};
+use crate::verbs::find;
+
+/// Lists jobs.
+pub(crate) async fn ps(global: &Global, args: PsArgs, out: Out) -> anyhow::Result<()> {
+    let PsArgs { state, limit, cursor } = args;
+    let query = ListJobs { state, limit: Some(limit), cursor };
+    let page = client(global)?.list_jobs(&query).await?;
+    out.data(&page, |page| jobs_table(&page.items))?;
+    if let (Some(cursor), false) = (&page.next_cursor, out.is_json()) {
+        out.note(&format!("there are more: --cursor {cursor}"));
+    }
+    Ok(())
+}
+
+fn jobs_table(jobs: &[JobSummary]) -> String {
+    let mut rows =
+        table(&["ID", "NAME", "STATE", "RANKS", "STEPS", "LOSS", "SUBMITTED", "WAITS FOR"]);
+    for job in jobs {
+        rows.add_row([
+            job.id.to_string(),
+            job.name.clone(),
+            job.state.to_string(),
+            job.ranks.to_string(),
+            steps(job),
+            or_dash(job.loss.map(number)),
+            time(job.created_at),
+            job.waiting.clone().unwrap_or_default(),
+        ]);
+    }
+    rows.trim_fmt()
+}
+
+fn steps(job: &JobSummary) -> String {
+    match job.steps_total {
+        Some(total) => format!("{}/{total}", job.steps_done),
+        None => job.steps_done.to_string(),
+    }
+}
+
+/// In the reader's own time zone.
+pub(crate) fn time(at: DateTime<Utc>) -> String {
+    at.with_timezone(&Local).format("%Y-%m-%d %H:%M:%S").to_string()
+}
+
+/// Shows one job.
+pub(crate) async fn show(global: &Global, args: JobArgs, out: Out) -> anyhow::Result<()> {
+    let client = client(global)?;
+    let job = find::job(&client, &args.job).await?;
+    let page = job_page(&client, job.summary.id);
+    out.data(&job, |job| describe(job, &page))
+}
+
+fn describe(job: &JobView, page: &str) -> String {
+    let summary = &job.summary;
+    let mut facts = vec![
+        ("id", summary.id.to_string()),
+        ("name", summary.name.clone()),
+        ("state", summary.state.to_string()),
+        ("page", page.to_owned()),
+        ("submitted", time(summary.created_at)),
+    ];
+    facts.extend(summary.ended_at.map(|at| ("ended", time(at))));
+    facts.extend(summary.waiting.clone().map(|reason| ("waits for", reason)));
+    facts.push(("ranks", summary.ranks.to_string()));
+    facts.push(("steps", steps(summary)));
+    facts.extend(summary.loss.map(|loss| ("loss", number(loss))));
+    let mut text: String =
+        facts.iter().map(|(name, value)| format!("{name:10} {value}\n")).collect();
+    section(&mut text, "METRIC", &metrics(job));
+    section(&mut text, "ATTEMPT", &attempts(&job.attempts));
+    section(&mut text, "VERDICT", &job.failures.iter().map(failure).collect::<String>());
+    section(&mut text, "CHECKPOINT", &checkpoints(job));
+    text
+}
+
+fn section(text: &mut String, title: &str, body: &str) {
+    if !body.is_empty() {
+        // Writing to a String cannot fail.
+        writeln!(text, "\n{title}\n{}", body.trim_end_matches('\n'))
+            .expect("a String takes everything");
+    }
+}
+
+fn metrics(job: &JobView) -> String {
+    job.metrics.iter().map(|(name, value)| format!("{name} {}\n", number(*value))).collect()
+}
+
+fn attempts(attempts: &[AttemptView]) -> String {
+    let mut text = String::new();
+    for attempt in attempts {
+        let end = match attempt.outcome {
+            Some(outcome) => outcome.to_string(),
+            None => attempt.state.to_string(),
+        };
+        let (number, from, done) = (attempt.number, attempt.first_step, attempt.steps_done);
+        writeln!(
+            text,
+            "{number}: {end}, steps {from} to {done}, generation {}",
+            attempt.generation
+        )
+        .expect("a String takes everything");
+        for rank in &attempt.ranks {
+            let place = rank.pid.map_or_else(String::new, |pid| format!(" pid {pid}"));
+            let phase = rank.phase.map_or_else(String::new, |phase| format!(" {phase}"));
+            let step = rank.step.map_or_else(String::new, |step| format!(" step {step}"));
+            let exit = match (rank.signal, rank.exit_code) {
+                (Some(signal), _) => format!(", ended by signal {signal}"),
+                (None, Some(code)) => format!(", exit code {code}"),
+                (None, None) => String::new(),
+            };
+            writeln!(text, "   rank {} on {}{place}{phase}{step}{exit}", rank.rank, rank.node_name)
+                .expect("a String takes everything");
+        }
+    }
+    text
+}
+
+fn failure(failure: &FailureView) -> String {
+    let FailureView { code, blame, message, at, .. } = failure;
+    format!("{} {code} ({blame}): {message}\n", time(*at))
+}
+
+fn checkpoints(job: &JobView) -> String {
+    let lines = job.checkpoints.iter().map(|checkpoint| {
+        let (id, step) = (checkpoint.id, checkpoint.step);
+        format!(
+            "{id} step {step}, {}, {}\n",
+            bytes(checkpoint.size_bytes),
+            time(checkpoint.created_at)
+        )
+    });
+    lines.collect()
+}
+
+/// Asks a job to end.
+pub(crate) async fn cancel(global: &Global, args: JobArgs, out: Out) -> anyhow::Result<()> {
+    let client = client(global)?;
+    let id = find::job_id(&client, &args.job).await?;
+    client.cancel(id).await?;
+    let job = client.job(id).await?;
+    out.data(&job.summary, |job| format!("{} {}", job.id, job.state))
+}

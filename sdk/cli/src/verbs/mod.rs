@@ -1,0 +1,9 @@
+//! One module for each noun.
+
+pub(crate) mod checkpoints;
+pub(crate) mod find;
+pub(crate) mod jobs;
+pub(crate) mod logs;
+pub(crate) mod nodes;
+pub(crate) mod submit;
+pub(crate) mod tokens;
