@@ -18,5 +18,8 @@ fn main() -> io::Result<()> {
         fs::write(&index, NOT_BUILT)?;
     }
     let mut out = io::stdout().lock();
-    io::Write::write_all(&mut out, b"cargo::rerun-if-changed=../ui/dist\ncargo::rerun-if-changed=../migrations\n")
+    io::Write::write_all(
+        &mut out,
+        b"cargo::rerun-if-changed=../ui/dist\ncargo::rerun-if-changed=../migrations\n",
+    )
 }

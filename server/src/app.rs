@@ -43,7 +43,13 @@ pub struct App {
 
 impl App {
     /// Puts the parts together.
-    pub fn new(db: Db, clock: Clock, random: Random, shutdown: Shutdown, settings: Settings) -> Self {
+    pub fn new(
+        db: Db,
+        clock: Clock,
+        random: Random,
+        shutdown: Shutdown,
+        settings: Settings,
+    ) -> Self {
         Self {
             db,
             clock,

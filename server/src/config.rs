@@ -14,7 +14,12 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
     /// Log filter: `info,lockstep_server=debug`.
-    #[arg(long, env = "LOCKSTEP_SERVER_LOG", default_value = "info", global = true)]
+    #[arg(
+        long,
+        env = "LOCKSTEP_SERVER_LOG",
+        default_value = "info,sqlx::postgres::notice=warn",
+        global = true
+    )]
     pub log: String,
     /// Write log lines as JSON.
     #[arg(long, env = "LOCKSTEP_SERVER_LOG_JSON", global = true)]
@@ -56,6 +61,9 @@ pub struct ServeArgs {
     /// How long ranks go on while no server answers their agent, milliseconds.
     #[arg(long, env = "LOCKSTEP_SERVER_ORPHAN_GRACE_MS", default_value_t = 600_000)]
     pub orphan_grace_ms: u64,
+    /// Longest check of a job at submit, milliseconds.
+    #[arg(long, env = "LOCKSTEP_SERVER_CHECK_MS", default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
+    pub check_ms: u64,
     /// File to write the address to once connections are accepted.
     #[arg(long, env = "LOCKSTEP_SERVER_PORT_FILE")]
     pub port_file: Option<Utf8PathBuf>,
@@ -85,6 +93,8 @@ pub struct Settings {
     pub lease: Duration,
     /// How long ranks go on while no server answers their agent.
     pub orphan_grace: Duration,
+    /// Longest check of a job at submit. A cold compilation of a large component takes seconds.
+    pub check_time: Duration,
 }
 
 impl ServeArgs {
@@ -110,6 +120,7 @@ impl ServeArgs {
             heartbeat: Duration::from_millis(self.heartbeat_ms),
             lease: Duration::from_millis(self.lease_ms),
             orphan_grace: Duration::from_millis(self.orphan_grace_ms),
+            check_time: Duration::from_millis(self.check_ms),
         })
     }
 }

@@ -37,7 +37,9 @@ impl Db {
     /// # Errors
     /// A URL that does not parse, a server that does not answer.
     pub async fn connect(url: &str) -> sqlx::Result<Self> {
-        let options = PgConnectOptions::from_str(url)?.application_name("lockstep-server").options(SESSION_LIMITS);
+        let options = PgConnectOptions::from_str(url)?
+            .application_name("lockstep-server")
+            .options(SESSION_LIMITS);
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS)
             .acquire_timeout(ACQUIRE_TIMEOUT)

@@ -93,19 +93,24 @@ impl<T: DeserializeOwned + Send + 'static> FromRequestParts<App> for Path<T> {
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
         match parts.extract::<axum::extract::Path<T>>().await {
             Ok(axum::extract::Path(value)) => Ok(Self(value)),
-            Err(PathRejection::FailedToDeserializePathParams(error)) => Err(match error.into_kind() {
-                ErrorKind::ParseErrorAtKey { key, value, .. } => {
-                    Problem::field(key, format!("not understood: {value:?}"))
-                }
-                ErrorKind::DeserializeError { key, value, message } => {
-                    Problem::field(key, format!("{message}, got {value:?}"))
-                }
-                ErrorKind::InvalidUtf8InPathParam { key } => Problem::field(key, "expected UTF-8"),
-                ErrorKind::ParseErrorAtIndex { value, .. } | ErrorKind::ParseError { value, .. } => {
-                    Problem::field("path", format!("not understood: {value:?}"))
-                }
-                kind => Problem::field("path", kind.to_string()),
-            }),
+            Err(PathRejection::FailedToDeserializePathParams(error)) => {
+                Err(match error.into_kind() {
+                    ErrorKind::ParseErrorAtKey { key, value, .. } => {
+                        Problem::field(key, format!("not understood: {value:?}"))
+                    }
+                    ErrorKind::DeserializeError { key, value, message } => {
+                        Problem::field(key, format!("{message}, got {value:?}"))
+                    }
+                    ErrorKind::InvalidUtf8InPathParam { key } => {
+                        Problem::field(key, "expected UTF-8")
+                    }
+                    ErrorKind::ParseErrorAtIndex { value, .. }
+                    | ErrorKind::ParseError { value, .. } => {
+                        Problem::field("path", format!("not understood: {value:?}"))
+                    }
+                    kind => Problem::field("path", kind.to_string()),
+                })
+            }
             Err(error) => Err(Problem::internal(error)),
         }
     }
@@ -121,7 +126,9 @@ impl<T: DeserializeOwned> FromRequestParts<App> for Query<T> {
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
         let query = parts.uri.query().unwrap_or_default();
         let pairs = form_urlencoded::parse(query.as_bytes());
-        lockstep_api::parse(serde_urlencoded::Deserializer::new(pairs)).map(Self).map_err(Problem::from)
+        lockstep_api::parse(serde_urlencoded::Deserializer::new(pairs))
+            .map(Self)
+            .map_err(Problem::from)
     }
 }
 
@@ -143,7 +150,11 @@ pub(crate) struct Caller {
 impl Caller {
     /// Refuses a role below `needed`.
     pub(crate) fn require(&self, needed: Role) -> Result<(), Problem> {
-        if needed <= self.role { Ok(()) } else { Err(Problem::Forbidden { needed, has: self.role }) }
+        if needed <= self.role {
+            Ok(())
+        } else {
+            Err(Problem::Forbidden { needed, has: self.role })
+        }
     }
 }
 
@@ -151,7 +162,8 @@ impl FromRequestParts<App> for Caller {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let presented = bearer(&parts.headers, TokenKind::Access).ok_or(Problem::Unauthenticated)?;
+        let presented =
+            bearer(&parts.headers, TokenKind::Access).ok_or(Problem::Unauthenticated)?;
         let mut tx = app.db.system().await?;
         let bearer = tokens::store::find_bearer(&mut tx, &presented.public_id, app.clock.now())
             .await?
@@ -159,7 +171,12 @@ impl FromRequestParts<App> for Caller {
             .ok_or(Problem::Unauthenticated)?;
         tx.rollback().await?;
         let tokens::store::Bearer {
-            token_id, organisation_id, project_id, principal_id, role, secret_hash: _,
+            token_id,
+            organisation_id,
+            project_id,
+            principal_id,
+            role,
+            secret_hash: _,
         } = bearer;
         let request_id = parts.extensions.get().map(|RequestId(id)| id.clone());
         Ok(Self { organisation_id, project_id, principal_id, token_id, role, request_id })

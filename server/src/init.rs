@@ -54,15 +54,22 @@ pub async fn init(args: &InitArgs) -> anyhow::Result<Credentials> {
 ///
 /// # Errors
 /// A database that does not answer.
-pub async fn first_project(db: &Db, clock: &Clock, random: &Random, name: &str) -> sqlx::Result<Credentials> {
+pub async fn first_project(
+    db: &Db,
+    clock: &Clock,
+    random: &Random,
+    name: &str,
+) -> sqlx::Result<Credentials> {
     let now = clock.now();
     let ids = || (clock.unix_ms(), random.bytes());
     let mut tx = db.system().await?;
     let (time, bytes) = ids();
-    let organisation_id = store::ensure_organisation(&mut tx, OrganisationId::new(time, bytes), name, now).await?;
+    let organisation_id =
+        store::ensure_organisation(&mut tx, OrganisationId::new(time, bytes), name, now).await?;
     let (time, bytes) = ids();
     let project_id =
-        store::ensure_project(&mut tx, organisation_id, ProjectId::new(time, bytes), name, now).await?;
+        store::ensure_project(&mut tx, organisation_id, ProjectId::new(time, bytes), name, now)
+            .await?;
     let principal_id = match store::find_member(&mut tx, project_id, ADMIN, Role::Admin).await? {
         Some(id) => id,
         None => {
@@ -72,7 +79,8 @@ pub async fn first_project(db: &Db, clock: &Clock, random: &Random, name: &str) 
             id
         }
     };
-    let (access, join) = (Minted::new(TokenKind::Access, random), Minted::new(TokenKind::Join, random));
+    let (access, join) =
+        (Minted::new(TokenKind::Access, random), Minted::new(TokenKind::Join, random));
     let (time, bytes) = ids();
     let token = store::NewAccessToken {
         token_id: TokenId::new(time, bytes),
@@ -86,7 +94,15 @@ pub async fn first_project(db: &Db, clock: &Clock, random: &Random, name: &str) 
         expires_at: None,
     };
     store::insert_access_token(&mut tx, &token).await?;
-    store::insert_join_token(&mut tx, &join.public_id, &join.hash, organisation_id, now, now + JOIN_TIME).await?;
+    store::insert_join_token(
+        &mut tx,
+        &join.public_id,
+        &join.hash,
+        organisation_id,
+        now,
+        now + JOIN_TIME,
+    )
+    .await?;
     tx.commit().await?;
     Ok(Credentials { organisation_id, project_id, token: access.text, join_token: join.text })
 }

@@ -2,8 +2,8 @@
 
 use std::error::Error as StdError;
 
-use axum::response::{IntoResponse, Response};
 use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use lockstep_api::{FieldError, ProblemBody, ProblemCode, Role};
 
 /// What went wrong with a request.
@@ -116,8 +116,12 @@ impl Problem {
     fn body(self) -> ProblemBody {
         let code = self.code();
         let detail = match (&self, code) {
-            (Self::Database(_), ProblemCode::Unavailable) => "the database does not answer just now".to_owned(),
-            (Self::Invalid(errors) | Self::Refused(errors), _) if !errors.is_empty() => errors[0].to_string(),
+            (Self::Database(_), ProblemCode::Unavailable) => {
+                "the database does not answer just now".to_owned()
+            }
+            (Self::Invalid(errors) | Self::Refused(errors), _) if !errors.is_empty() => {
+                errors[0].to_string()
+            }
             _ => self.to_string(),
         };
         let mut body = ProblemBody::new(code, detail);
@@ -130,7 +134,10 @@ impl Problem {
 
 fn is_passing(error: &sqlx::Error) -> bool {
     match error {
-        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => true,
+        sqlx::Error::Io(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed => true,
         sqlx::Error::Database(error) => {
             error.code().is_some_and(|code| PASSING_CONDITIONS.contains(&code.as_ref()))
         }

@@ -3,12 +3,12 @@
 use std::any::Any;
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::{DefaultBodyLimit, Extension, MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::Router;
 use lockstep_api::{ProblemBody, ProblemCode};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::timeout::{RequestBodyTimeoutLayer, TimeoutLayer};
@@ -19,9 +19,9 @@ use utoipa_axum::routes;
 
 use crate::app::App;
 use crate::extract::{BodyLimit, RequestId};
-use crate::openapi::Document;
+use crate::openapi::{Document, complete};
 use crate::problem::{Problem, render};
-use crate::{data, events, jobs, tokens, ui};
+use crate::{attempts, checkpoints, data, events, jobs, nodes, progress, tokens, ui};
 
 /// A JSON body may be so long, bytes.
 const JSON_BYTES: usize = 1 << 20;
@@ -51,6 +51,10 @@ fn json_routes() -> OpenApiRouter<App> {
         .routes(routes!(jobs::http::list_jobs))
         .routes(routes!(jobs::http::get_job))
         .routes(routes!(jobs::http::cancel_job))
+        .routes(routes!(progress::http::metrics))
+        .routes(routes!(progress::http::log))
+        .routes(routes!(progress::http::ledger))
+        .routes(routes!(nodes::http::list))
 }
 
 /// Likewise, with long bodies.
@@ -61,16 +65,23 @@ fn long_json_routes() -> OpenApiRouter<App> {
 /// JSON of agents (`/v1/agent/…`), soon.
 fn agent_json_routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
+        .routes(routes!(nodes::http::join))
+        .routes(routes!(nodes::http::heartbeat))
+        .routes(routes!(checkpoints::agent::missing))
+        .routes(routes!(checkpoints::agent::get_file))
 }
 
 /// Agents' reports and manifests: long bodies.
 fn agent_long_json_routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
+    OpenApiRouter::new().routes(routes!(attempts::http::reports))
 }
 
 /// Raw bytes in or out: no time limit but on the body's pauses.
 fn bytes_routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(data::http::put_chunk))
+    OpenApiRouter::new()
+        .routes(routes!(data::http::put_chunk))
+        .routes(routes!(checkpoints::agent::put_chunk, checkpoints::agent::get_chunk))
+        .routes(routes!(checkpoints::http::file))
 }
 
 /// Answers that take as long as they take: event streams, parked polls, and what has time limits of its own.
@@ -79,6 +90,8 @@ fn parked_routes() -> OpenApiRouter<App> {
         .routes(routes!(jobs::http::submit_job))
         .routes(routes!(data::http::put_file))
         .routes(routes!(events::http::stream_job_events))
+        .routes(routes!(nodes::http::poll))
+        .routes(routes!(checkpoints::agent::publish_checkpoint))
 }
 
 /// The API with its description.
@@ -86,7 +99,10 @@ pub(crate) fn api() -> OpenApiRouter<App> {
     let in_time = TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, JSON_TIME);
     OpenApiRouter::with_openapi(Document::openapi())
         .merge(limited(json_routes().merge(agent_json_routes()), JSON_BYTES).layer(in_time))
-        .merge(limited(long_json_routes().merge(agent_long_json_routes()), LONG_JSON_BYTES).layer(in_time))
+        .merge(
+            limited(long_json_routes().merge(agent_long_json_routes()), LONG_JSON_BYTES)
+                .layer(in_time),
+        )
         .merge(limited(bytes_routes(), CHUNK_BYTES))
         .merge(limited(parked_routes(), JSON_BYTES))
 }
@@ -101,7 +117,7 @@ fn limited(routes: OpenApiRouter<App>, bytes: usize) -> OpenApiRouter<App> {
 /// Everything the server answers.
 pub fn router(app: App) -> Router {
     let (api, document) = api().split_for_parts();
-    let document = document.to_json().unwrap_or_default();
+    let document = complete(document).to_json().unwrap_or_default();
     let description = move || async move {
         ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], document)
     };
@@ -153,11 +169,19 @@ fn is_request_id(text: &str) -> bool {
 fn foreign(status: StatusCode) -> ProblemBody {
     let (code, detail) = match status {
         StatusCode::NOT_FOUND => (ProblemCode::NotFound, "there is nothing at this path"),
-        StatusCode::METHOD_NOT_ALLOWED => (ProblemCode::MethodNotAllowed, "this path does not know that method"),
-        StatusCode::PAYLOAD_TOO_LARGE => (ProblemCode::TooLarge, "the body is larger than the limit"),
-        StatusCode::UNSUPPORTED_MEDIA_TYPE => (ProblemCode::UnsupportedMediaType, "the body's type is not supported"),
+        StatusCode::METHOD_NOT_ALLOWED => {
+            (ProblemCode::MethodNotAllowed, "this path does not know that method")
+        }
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            (ProblemCode::TooLarge, "the body is larger than the limit")
+        }
+        StatusCode::UNSUPPORTED_MEDIA_TYPE => {
+            (ProblemCode::UnsupportedMediaType, "the body's type is not supported")
+        }
         StatusCode::SERVICE_UNAVAILABLE => (ProblemCode::Unavailable, "the answer took too long"),
-        status if status.is_client_error() => (ProblemCode::InvalidRequest, "the request could not be understood"),
+        status if status.is_client_error() => {
+            (ProblemCode::InvalidRequest, "the request could not be understood")
+        }
         _ => (ProblemCode::Internal, "internal error"),
     };
     ProblemBody::new(code, detail)

@@ -22,13 +22,18 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Settings that do not fit, a database that does not answer, an address that is taken.
 pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let settings = args.settings(own_folder()).map_err(anyhow::Error::msg)?;
-    std::fs::create_dir_all(&settings.data_dir).with_context(|| format!("making {}", settings.data_dir))?;
+    std::fs::create_dir_all(&settings.data_dir)
+        .with_context(|| format!("making {}", settings.data_dir))?;
     Db::migrate(&args.database_url).await.context("migrating the database")?;
     let db = Db::connect(&args.database_url).await.context("connecting to the database")?;
     let shutdown = Shutdown::new();
     let app = App::new(db.clone(), Clock::system(), Random::system(), shutdown.clone(), settings);
 
-    let listener = TcpListener::bind(args.listen).await.with_context(|| format!("listening on {}", args.listen))?;
+    crate::reconcile::spawn(&app);
+
+    let listener = TcpListener::bind(args.listen)
+        .await
+        .with_context(|| format!("listening on {}", args.listen))?;
     let address = listener.local_addr()?;
     let soft = shutdown.soft().clone();
     let server = axum::serve(listener, router(app)).with_graceful_shutdown(soft.cancelled_owned());
@@ -40,7 +45,8 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         stopper.request();
     });
     if let Some(path) = &args.port_file {
-        write_whole(path, &format!("http://{address}\n")).with_context(|| format!("writing {path}"))?;
+        write_whole(path, &format!("http://{address}\n"))
+            .with_context(|| format!("writing {path}"))?;
     }
     tracing::info!(%address, "server is ready");
     let stage = shutdown.run_until_stopped(GRACE).await.context("waiting for signals")?;
@@ -56,7 +62,8 @@ fn own_folder() -> Option<Utf8PathBuf> {
 
 /// A reader never sees half of it.
 fn write_whole(path: &Utf8Path, text: &str) -> std::io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_str().is_empty()).unwrap_or(Utf8Path::new("."));
+    let folder =
+        path.parent().filter(|folder| !folder.as_str().is_empty()).unwrap_or(Utf8Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(text.as_bytes())?;
     file.persist(path)?;

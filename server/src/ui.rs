@@ -27,7 +27,11 @@ pub(crate) async fn fallback(method: Method, uri: Uri) -> Response {
     }
     if let Some(file) = Assets::get(path).filter(|_| path != "index.html") {
         // Files under `assets/` carry a hash of their content in the name.
-        let lifetime = if path.starts_with("assets/") { "public, max-age=31536000, immutable" } else { "no-cache" };
+        let lifetime = if path.starts_with("assets/") {
+            "public, max-age=31536000, immutable"
+        } else {
+            "no-cache"
+        };
         return respond(file, lifetime);
     }
     let looks_like_a_file = path.rsplit('/').next().is_some_and(|name| name.contains('.'));

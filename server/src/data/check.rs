@@ -56,7 +56,8 @@ pub(crate) fn dataset(request: &RegisterDataset) -> Vec<FieldError> {
         errors.push(error);
     }
     if !(1..=MAX_DATASET_FILES).contains(&request.files.len()) {
-        let message = format!("expected 1 to {MAX_DATASET_FILES} files, got {}", request.files.len());
+        let message =
+            format!("expected 1 to {MAX_DATASET_FILES} files, got {}", request.files.len());
         errors.push(FieldError::new("files", message));
         return errors;
     }
@@ -80,7 +81,10 @@ pub(crate) fn dataset(request: &RegisterDataset) -> Vec<FieldError> {
 /// More than this many errors help nobody.
 const MAX_ERRORS: usize = 20;
 
-fn file_that_is_a_folder<'a>(files: &'a [DatasetFile], seen: &HashSet<&str>) -> Option<(usize, &'a str)> {
+fn file_that_is_a_folder<'a>(
+    files: &'a [DatasetFile],
+    seen: &HashSet<&str>,
+) -> Option<(usize, &'a str)> {
     files.iter().enumerate().find_map(|(index, file)| {
         let folders = file.path.match_indices('/').map(|(end, _)| &file.path[..end]);
         folders.into_iter().find(|folder| seen.contains(folder)).map(|folder| (index, folder))
@@ -96,10 +100,15 @@ fn path(path: &str) -> Result<(), String> {
     }
     for part in path.split('/') {
         if matches!(part, "" | "." | "..") {
-            return Err(format!("expected a relative path without empty parts, `.` or `..`, got {path:?}"));
+            return Err(format!(
+                "expected a relative path without empty parts, `.` or `..`, got {path:?}"
+            ));
         }
         if MAX_PATH_PART_BYTES < part.len() {
-            return Err(format!("expected parts of at most {MAX_PATH_PART_BYTES} bytes, got {}", part.len()));
+            return Err(format!(
+                "expected parts of at most {MAX_PATH_PART_BYTES} bytes, got {}",
+                part.len()
+            ));
         }
     }
     Ok(())
@@ -130,7 +139,10 @@ mod tests {
 
     fn errors_of(paths: &[&str]) -> Vec<String> {
         let files = paths.iter().map(|path| file(path)).collect();
-        dataset(&RegisterDataset { name: None, files }).into_iter().map(|error| error.field).collect()
+        dataset(&RegisterDataset { name: None, files })
+            .into_iter()
+            .map(|error| error.field)
+            .collect()
     }
 
     #[test]
@@ -159,7 +171,11 @@ mod tests {
     #[test]
     fn a_manifest_has_as_many_chunks_as_its_length_needs() {
         let chunks = |count| vec![Digest::of(b"x"); count];
-        let of = |size_bytes, count| FileManifest { digest: Digest::of(b"y"), size_bytes, chunks: chunks(count) };
+        let of = |size_bytes, count| FileManifest {
+            digest: Digest::of(b"y"),
+            size_bytes,
+            chunks: chunks(count),
+        };
         let chunk = i64::try_from(CHUNK_BYTES).unwrap();
         for (size, count) in [(0, 0), (1, 1), (chunk, 1), (chunk + 1, 2)] {
             assert_eq!(manifest(&of(size, count)), Ok(()), "{size}");

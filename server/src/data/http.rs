@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use lockstep_api::{
-    DatasetId, DatasetView, Digest, FieldError, FileManifest, MissingRequest, MissingResponse, ProblemBody,
+    DatasetId, DatasetView, Digest, FieldError, FileManifest, MissingRequest, MissingResponse,
     RegisterDataset, Role, dataset_digest,
 };
 
@@ -17,7 +17,7 @@ use crate::problem::Problem;
 /// Which of these chunks does the project lack?
 #[utoipa::path(
     post, path = "/v1/chunks/missing", operation_id = "missing_chunks", tag = "data", request_body = MissingRequest,
-    responses((status = 200, body = MissingResponse), (status = "default", body = ProblemBody)),
+    responses((status = 200, body = MissingResponse)),
 )]
 #[tracing::instrument(name = "chunks.missing", skip_all)]
 pub(crate) async fn missing_chunks(
@@ -38,7 +38,7 @@ pub(crate) async fn missing_chunks(
     put, path = "/v1/chunks/{digest}", operation_id = "put_chunk", tag = "data",
     params(("digest" = String, Path, description = "`sha256:` and 64 hex digits")),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
-    responses((status = 204, description = "Stored"), (status = "default", body = ProblemBody)),
+    responses((status = 204, description = "Stored")),
 )]
 #[tracing::instrument(name = "chunks.put", skip_all)]
 pub(crate) async fn put_chunk(
@@ -71,7 +71,10 @@ pub(crate) fn octets(headers: &HeaderMap) -> Result<(), Problem> {
 /// Refuses an empty chunk and one whose bytes have another digest.
 pub(crate) async fn verified(digest: &Digest, bytes: &bytes::Bytes) -> Result<(), Problem> {
     if bytes.is_empty() {
-        return Err(Problem::field("body", "expected at least one byte: an empty file has no chunks"));
+        return Err(Problem::field(
+            "body",
+            "expected at least one byte: an empty file has no chunks",
+        ));
     }
     let got = digest_of(bytes.clone()).await?;
     if got == *digest {
@@ -83,7 +86,7 @@ pub(crate) async fn verified(digest: &Digest, bytes: &bytes::Bytes) -> Result<()
 /// Which of these files does the project lack?
 #[utoipa::path(
     post, path = "/v1/files/missing", operation_id = "missing_files", tag = "data", request_body = MissingRequest,
-    responses((status = 200, body = MissingResponse), (status = "default", body = ProblemBody)),
+    responses((status = 200, body = MissingResponse)),
 )]
 #[tracing::instrument(name = "files.missing", skip_all)]
 pub(crate) async fn missing_files(
@@ -103,7 +106,7 @@ pub(crate) async fn missing_files(
 #[utoipa::path(
     put, path = "/v1/files/{digest}", operation_id = "put_file", tag = "data",
     params(("digest" = String, Path, description = "`sha256:` and 64 hex digits")), request_body = FileManifest,
-    responses((status = 204, description = "Stored"), (status = "default", body = ProblemBody)),
+    responses((status = 204, description = "Stored")),
 )]
 #[tracing::instrument(name = "files.put", skip_all)]
 pub(crate) async fn put_file(
@@ -124,7 +127,8 @@ pub(crate) async fn put_file(
         Readback::Differs(field, message) => return Err(Problem::field(field, message)),
     }
     let mut tx = app.db.project(caller.project_id).await?;
-    if let Some(chunk) = store::hold_chunks(&mut tx, caller.project_id, &file.chunks).await?.first() {
+    if let Some(chunk) = store::hold_chunks(&mut tx, caller.project_id, &file.chunks).await?.first()
+    {
         return Err(lacking(chunk));
     }
     store::insert_file(&mut tx, caller.project_id, &file, app.clock.now()).await?;
@@ -139,7 +143,7 @@ fn lacking(chunk: &Digest) -> Problem {
 /// Registers a dataset, of files that were stored before. Safe to repeat.
 #[utoipa::path(
     post, path = "/v1/datasets", operation_id = "register_dataset", tag = "data", request_body = RegisterDataset,
-    responses((status = 200, body = DatasetView), (status = "default", body = ProblemBody)),
+    responses((status = 200, body = DatasetView)),
 )]
 #[tracing::instrument(name = "datasets.register", skip_all)]
 pub(crate) async fn register_dataset(
@@ -187,7 +191,7 @@ pub(crate) async fn register_dataset(
 #[utoipa::path(
     get, path = "/v1/datasets/{name}", operation_id = "get_dataset", tag = "data",
     params(("name" = String, Path, description = "Digest or name")),
-    responses((status = 200, body = DatasetView), (status = "default", body = ProblemBody)),
+    responses((status = 200, body = DatasetView)),
 )]
 #[tracing::instrument(name = "datasets.get", skip_all)]
 pub(crate) async fn get_dataset(

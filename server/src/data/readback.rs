@@ -21,7 +21,11 @@ pub(crate) enum Readback {
 }
 
 /// Reads a file back whose manifest satisfies [`super::check::manifest`]. One short transaction a chunk.
-pub(crate) async fn read_back(app: &App, project: ProjectId, file: &FileManifest) -> Result<Readback, Problem> {
+pub(crate) async fn read_back(
+    app: &App,
+    project: ProjectId,
+    file: &FileManifest,
+) -> Result<Readback, Problem> {
     let mut whole = Sha256::new();
     for (index, digest) in file.chunks.iter().enumerate() {
         let mut tx = app.db.project(project).await?;
@@ -37,7 +41,9 @@ pub(crate) async fn read_back(app: &App, project: ProjectId, file: &FileManifest
         (hash, chunk_digest) = hashed(whole, chunk).await?;
         whole = hash;
         if chunk_digest != *digest {
-            return Err(Problem::internal(format!("chunk {digest} holds other bytes: the database is damaged")));
+            return Err(Problem::internal(format!(
+                "chunk {digest} holds other bytes: the database is damaged"
+            )));
         }
     }
     let got = Digest::from_sha256(whole.finalize().into());

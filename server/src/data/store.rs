@@ -249,7 +249,9 @@ pub(crate) async fn find_dataset(
     .fetch_optional(&mut *db)
     .await?;
     let Some(row) = row else { return Ok(None) };
-    let name = row.name.map(|first| if name_or_digest == row.digest { first } else { name_or_digest.to_owned() });
+    let name = row
+        .name
+        .map(|first| if name_or_digest == row.digest { first } else { name_or_digest.to_owned() });
     let files = files_of(db, row.id).await?;
     Ok(Some(DatasetView { id: row.id, digest: digest(&row.digest)?, name, files }))
 }
@@ -281,6 +283,12 @@ async fn files_of(db: &mut PgConnection, id: DatasetId) -> sqlx::Result<Vec<Data
     .fetch_all(db)
     .await?;
     rows.into_iter()
-        .map(|row| Ok(DatasetFile { path: row.path, file: digest(&row.file_digest)?, size_bytes: row.size_bytes }))
+        .map(|row| {
+            Ok(DatasetFile {
+                path: row.path,
+                file: digest(&row.file_digest)?,
+                size_bytes: row.size_bytes,
+            })
+        })
         .collect()
 }

@@ -10,7 +10,7 @@ use axum::http::HeaderMap;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures::Stream;
 use futures::stream;
-use lockstep_api::{JobEvent, JobId, ProblemBody, ProjectId};
+use lockstep_api::{JobEvent, JobId, ProjectId};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -41,7 +41,6 @@ const LIFETIME: Duration = Duration::from_secs(5 * 60);
     ),
     responses(
         (status = 200, body = JobEvent, content_type = "text/event-stream", description = "Events named `job`"),
-        (status = "default", body = ProblemBody),
     ),
 )]
 #[tracing::instrument(name = "events.stream", skip_all)]
@@ -65,7 +64,8 @@ pub(crate) async fn stream_job_events(
     })?;
     let until = Instant::now() + LIFETIME;
     let project = caller.project_id;
-    let tail = Tail { app, project, job: id, last, hints, read: VecDeque::new(), until, _place: place };
+    let tail =
+        Tail { app, project, job: id, last, hints, read: VecDeque::new(), until, _place: place };
     let events = stream::unfold(tail, |mut tail| async move {
         let event = tail.next().await?;
         Some((Ok(event), tail))
@@ -80,8 +80,11 @@ pub(crate) fn stream_permits() -> Arc<Semaphore> {
 
 fn last_event_id(headers: &HeaderMap) -> Result<i64, Problem> {
     let Some(value) = headers.get("last-event-id") else { return Ok(0) };
-    let number = value.to_str().ok().and_then(|text| text.parse().ok()).filter(|number| 0 <= *number);
-    number.ok_or_else(|| Problem::field("Last-Event-ID", format!("expected a number from 0, got {value:?}")))
+    let number =
+        value.to_str().ok().and_then(|text| text.parse().ok()).filter(|number| 0 <= *number);
+    number.ok_or_else(|| {
+        Problem::field("Last-Event-ID", format!("expected a number from 0, got {value:?}"))
+    })
 }
 
 /// A reader of one job's outbox.
@@ -102,8 +105,11 @@ impl Tail {
         loop {
             if let Some(event) = self.read.pop_front() {
                 self.last = event.seq;
-                let sent = Event::default().id(event.seq.to_string()).event("job").json_data(&event);
-                return sent.inspect_err(|error| tracing::error!(%error, "an event could not be written")).ok();
+                let sent =
+                    Event::default().id(event.seq.to_string()).event("job").json_data(&event);
+                return sent
+                    .inspect_err(|error| tracing::error!(%error, "an event could not be written"))
+                    .ok();
             }
             match self.look().await {
                 Ok(Look::Over) => return None,

@@ -16,8 +16,6 @@ use crate::problem::Problem;
 
 /// Longest wait for a place among the checks that run.
 const QUEUE_TIME: Duration = Duration::from_secs(20);
-/// Longest check. A cold compilation of a large component takes seconds.
-const CHECK_TIME: Duration = Duration::from_secs(60);
 /// Most processor time of a check, all threads together, seconds.
 const PROCESSOR_SECONDS: u64 = 120;
 /// Memory of a check beyond the guests' own ceilings, bytes: compiler, model, one batch.
@@ -46,20 +44,23 @@ pub(crate) async fn check(app: &App, request: &CheckRequest) -> Result<CheckSumm
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
-        .map_err(|error| Problem::internal(format!("starting {}: {error}", app.settings.rank_binary)))?;
+        .map_err(|error| {
+            Problem::internal(format!("starting {}: {error}", app.settings.rank_binary))
+        })?;
     // It waits for its request on standard input, so the limits are there before it does anything.
     limit(&child, request).map_err(Problem::internal)?;
-    match timeout(CHECK_TIME, talk(&mut child, &text)).await {
+    match timeout(app.settings.check_time, talk(&mut child, &text)).await {
         Ok(end) => verdict(end.map_err(Problem::internal)?),
         Err(_) => {
             child.kill().await.map_err(Problem::internal)?;
-            Err(refused(format!("the check did not end within {} s", CHECK_TIME.as_secs())))
+            Err(refused(format!("the check did not end within {:?}", app.settings.check_time)))
         }
     }
 }
 
 fn limit(child: &Child, request: &CheckRequest) -> rustix::io::Result<()> {
-    let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw) else {
+    let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw)
+    else {
         return Ok(());
     };
     let guests = request.spec.loader.limits.memory_mib + request.spec.loss.limits.memory_mib;
@@ -123,7 +124,9 @@ fn verdict(end: End) -> Result<CheckSummary, Problem> {
     let complaint = String::from_utf8_lossy(&end.complaint).trim_end().to_owned();
     if let Some(signal) = end.status.signal() {
         tracing::warn!(signal, complaint, "a check was ended by a signal");
-        return Err(refused(format!("the check was ended by signal {signal}: it broke or used more than it may")));
+        return Err(refused(format!(
+            "the check was ended by signal {signal}: it broke or used more than it may"
+        )));
     }
     if !end.status.success() {
         return Err(Problem::internal(format!("the check ended with {}: {complaint}", end.status)));
@@ -131,7 +134,9 @@ fn verdict(end: End) -> Result<CheckSummary, Problem> {
     match serde_json::from_slice(&end.answer) {
         Ok(CheckResponse::Accepted(summary)) => Ok(summary),
         Ok(CheckResponse::Refused { errors }) => Err(Problem::Refused(errors)),
-        Err(error) => Err(Problem::internal(format!("the check's answer: {error}; it complained: {complaint}"))),
+        Err(error) => Err(Problem::internal(format!(
+            "the check's answer: {error}; it complained: {complaint}"
+        ))),
     }
 }
 

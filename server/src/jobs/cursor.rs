@@ -33,7 +33,8 @@ impl Cursor {
             return Err(FieldError::new("cursor", "this cursor is of a list with another filter"));
         }
         let (time, id) = rest.split_first_chunk().ok_or_else(unknown)?;
-        let created_at = DateTime::from_timestamp_micros(i64::from_be_bytes(*time)).ok_or_else(unknown)?;
+        let created_at =
+            DateTime::from_timestamp_micros(i64::from_be_bytes(*time)).ok_or_else(unknown)?;
         let id = Uuid::from_slice(id).map_err(|_| unknown())?;
         Ok(Some(Self { created_at, id: JobId(id) }))
     }
@@ -73,7 +74,8 @@ mod tests {
 
     #[test]
     fn what_is_no_cursor_is_refused() {
-        for text in ["", "00", "é", &"zz".repeat(BYTES), &"+1".repeat(BYTES), &"ff".repeat(BYTES)] {
+        for text in ["", "00", "é", &"zz".repeat(BYTES), &"+1".repeat(BYTES), &"ff".repeat(BYTES)]
+        {
             assert_eq!(Cursor::of(&query(None, text)).unwrap_err().field, "cursor", "{text}");
         }
     }

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use lockstep_api::{JobId, JobSpec, JobState, JobSummary, JobView, ListJobs, Page, ProblemBody, Role};
+use lockstep_api::{JobId, JobSpec, JobState, JobSummary, JobView, ListJobs, Page, Role};
 
 use super::cursor::Cursor;
 use super::submit::{self, Submitted};
@@ -30,7 +30,6 @@ static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
     params(("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible ASCII characters")),
     responses(
         (status = 201, body = JobView), (status = 200, body = JobView, description = "Submitted before"),
-        (status = "default", body = ProblemBody),
     ),
 )]
 #[tracing::instrument(name = "jobs.submit", skip_all)]
@@ -73,7 +72,7 @@ async fn read(app: &App, caller: &Caller, id: JobId) -> Result<Json<JobView>, Pr
         ("state" = Option<JobState>, Query), ("limit" = Option<u32>, Query, minimum = 1, maximum = 200),
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before"),
     ),
-    responses((status = 200, body = Page<JobSummary>), (status = "default", body = ProblemBody)),
+    responses((status = 200, body = Page<JobSummary>)),
 )]
 #[tracing::instrument(name = "jobs.list", skip_all)]
 pub(crate) async fn list_jobs(
@@ -88,11 +87,14 @@ pub(crate) async fn list_jobs(
     let cursor = Cursor::of(&query)?;
     let mut tx = app.db.project(caller.project_id).await?;
     // One more than asked for tells whether there is a next page.
-    let mut jobs = store::list(&mut tx, caller.project_id, query.state, cursor, i64::from(limit) + 1).await?;
+    let mut jobs =
+        store::list(&mut tx, caller.project_id, query.state, cursor, i64::from(limit) + 1).await?;
     let mut next_cursor = None;
     if usize::try_from(limit).is_ok_and(|limit| limit < jobs.len()) {
         jobs.pop();
-        let place = |job: &store::Job| Cursor { created_at: job.created_at, id: job.id }.encode(query.state);
+        let place = |job: &store::Job| {
+            Cursor { created_at: job.created_at, id: job.id }.encode(query.state)
+        };
         next_cursor = jobs.last().map(place);
     }
     let items = view::summaries(&mut tx, jobs).await?;
@@ -103,7 +105,7 @@ pub(crate) async fn list_jobs(
 /// One job in full.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}", operation_id = "get_job", tag = "jobs", params(("id" = JobId, Path)),
-    responses((status = 200, body = JobView), (status = "default", body = ProblemBody)),
+    responses((status = 200, body = JobView)),
 )]
 #[tracing::instrument(name = "jobs.get", skip_all)]
 pub(crate) async fn get_job(
@@ -119,7 +121,7 @@ pub(crate) async fn get_job(
 /// A member cancels own jobs, a maintainer any.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/cancel", operation_id = "cancel_job", tag = "jobs", params(("id" = JobId, Path)),
-    responses((status = 200, body = JobView), (status = "default", body = ProblemBody)),
+    responses((status = 200, body = JobView)),
 )]
 #[tracing::instrument(name = "jobs.cancel", skip_all)]
 pub(crate) async fn cancel_job(

@@ -67,7 +67,8 @@ impl Materials {
         file: &FileManifest,
     ) -> Result<Utf8PathBuf, Problem> {
         let path = self.root.join("files").join(file.digest.hex());
-        let there = tokio::fs::metadata(&path).await.ok().and_then(|it| i64::try_from(it.len()).ok());
+        let there =
+            tokio::fs::metadata(&path).await.ok().and_then(|it| i64::try_from(it.len()).ok());
         if there != Some(file.size_bytes) {
             self.write(app, project, file, &path).await?;
             self.bytes.fetch_add(file.size_bytes.unsigned_abs(), Ordering::Relaxed);
@@ -82,20 +83,25 @@ impl Materials {
         file: &FileManifest,
         path: &Utf8Path,
     ) -> Result<(), Problem> {
-        let new = tempfile::NamedTempFile::new_in(self.root.join("new")).map_err(Problem::internal)?;
+        let new =
+            tempfile::NamedTempFile::new_in(self.root.join("new")).map_err(Problem::internal)?;
         let mut out = tokio::fs::File::from_std(new.reopen().map_err(Problem::internal)?);
         let mut whole = Sha256::new();
         for digest in &file.chunks {
             let mut tx = app.db.project(project).await?;
             let chunk = data::store::find_chunk(&mut tx, project, digest).await?;
             tx.rollback().await?;
-            let chunk = chunk.ok_or_else(|| Problem::internal(format!("chunk {digest} of a file is gone")))?;
+            let chunk = chunk
+                .ok_or_else(|| Problem::internal(format!("chunk {digest} of a file is gone")))?;
             whole.update(&chunk);
             out.write_all(&chunk).await.map_err(Problem::internal)?;
         }
         let got = Digest::from_sha256(whole.finalize().into());
         if got != file.digest {
-            return Err(Problem::internal(format!("file {} holds other bytes: {got}", file.digest)));
+            return Err(Problem::internal(format!(
+                "file {} holds other bytes: {got}",
+                file.digest
+            )));
         }
         // Before it gets its name: after a crash a name never stands for half a file.
         out.sync_data().await.map_err(Problem::internal)?;
@@ -115,12 +121,14 @@ impl Materials {
             return Ok(path);
         }
         let new = tempfile::TempDir::new_in(self.root.join("new")).map_err(Problem::internal)?;
-        let folder = Utf8Path::from_path(new.path()).ok_or_else(|| Problem::internal("the data folder is not UTF-8"))?;
+        let folder = Utf8Path::from_path(new.path())
+            .ok_or_else(|| Problem::internal("the data folder is not UTF-8"))?;
         for entry in &dataset.files {
             let mut tx = app.db.project(project).await?;
             let manifest = data::store::find_file(&mut tx, project, &entry.file).await?;
             tx.rollback().await?;
-            let manifest = manifest.ok_or_else(|| Problem::internal(format!("file {} is gone", entry.file)))?;
+            let manifest = manifest
+                .ok_or_else(|| Problem::internal(format!("file {} is gone", entry.file)))?;
             let source = self.file(app, project, &manifest).await?;
             let target = folder.join(&entry.path);
             if let Some(parent) = target.parent() {

@@ -2,8 +2,8 @@
 
 use chrono::TimeDelta;
 use lockstep_api::{
-    CheckRequest, CheckSummary, DatasetView, Digest, FieldError, FileManifest, GuestSpec, JobEventKind, JobId,
-    JobSpec, ProjectId,
+    CheckRequest, CheckSummary, DatasetView, Digest, FieldError, FileManifest, GuestSpec,
+    JobEventKind, JobId, JobSpec, ProjectId,
 };
 use sqlx::PgConnection;
 
@@ -95,7 +95,11 @@ async fn used_before(
 }
 
 /// Finds components and datasets; names every field that leads nowhere.
-async fn resolve(db: &mut PgConnection, project: ProjectId, spec: &JobSpec) -> Result<Resolved, Problem> {
+async fn resolve(
+    db: &mut PgConnection,
+    project: ProjectId,
+    spec: &JobSpec,
+) -> Result<Resolved, Problem> {
     let mut errors = Vec::new();
     let loader = component(db, project, "loader", &spec.loader, &mut errors).await?;
     let loss = component(db, project, "loss", &spec.loss, &mut errors).await?;
@@ -109,7 +113,8 @@ async fn resolve(db: &mut PgConnection, project: ProjectId, spec: &JobSpec) -> R
         Some(Some(found)) => Some(found),
         None => None,
     };
-    let (Some(loader), Some(loss), Some(train), true) = (loader, loss, train, errors.is_empty()) else {
+    let (Some(loader), Some(loss), Some(train), true) = (loader, loss, train, errors.is_empty())
+    else {
         return Err(Problem::Refused(errors));
     };
     Ok(Resolved { loader, loss, train, eval })
@@ -125,7 +130,9 @@ async fn component(
     let field = format!("{field}.component");
     let digest: Digest = match guest.component.parse() {
         Ok(digest) => digest,
-        Err(error) => return Err(Problem::Refused(vec![FieldError::new(field, format!("{error}"))])),
+        Err(error) => {
+            return Err(Problem::Refused(vec![FieldError::new(field, format!("{error}"))]));
+        }
     };
     let found = data::store::find_file(db, project, &digest).await?;
     let message = match &found {
@@ -147,9 +154,15 @@ async fn dataset(
     errors: &mut Vec<FieldError>,
 ) -> Result<Option<DatasetView>, Problem> {
     let found = data::store::find_dataset(db, project, name).await?;
-    let bytes: u64 = found.iter().flat_map(|found| &found.files).map(|file| file.size_bytes.unsigned_abs()).sum();
+    let bytes: u64 = found
+        .iter()
+        .flat_map(|found| &found.files)
+        .map(|file| file.size_bytes.unsigned_abs())
+        .sum();
     let message = match found {
-        Some(_) if CACHE_BYTES < bytes => format!("expected at most {CACHE_BYTES} bytes of data, got {bytes}"),
+        Some(_) if CACHE_BYTES < bytes => {
+            format!("expected at most {CACHE_BYTES} bytes of data, got {bytes}")
+        }
         Some(found) => return Ok(Some(found)),
         None => format!("expected a registered dataset's name or digest, got {name:?}"),
     };
@@ -213,7 +226,8 @@ async fn record(
     store::insert(&mut tx, &job).await?;
     if let Some(key) = key {
         let key_use = store::KeyUse { fingerprint: fingerprint.to_string(), job_id: id };
-        let taken = store::take_key(&mut tx, project, key, &key_use, now - KEY_LIFETIME, now).await?;
+        let taken =
+            store::take_key(&mut tx, project, key, &key_use, now - KEY_LIFETIME, now).await?;
         if taken == store::Key::InUse {
             tx.rollback().await?;
             return Ok(taken);

@@ -9,7 +9,11 @@ use super::store;
 use crate::{attempts, checkpoints, progress};
 
 /// One job of the project in full.
-pub(crate) async fn view(db: &mut PgConnection, project: ProjectId, id: JobId) -> sqlx::Result<Option<JobView>> {
+pub(crate) async fn view(
+    db: &mut PgConnection,
+    project: ProjectId,
+    id: JobId,
+) -> sqlx::Result<Option<JobView>> {
     let Some(job) = store::find(db, project, id).await? else { return Ok(None) };
     let (spec, generation) = (job.spec.0.clone(), job.generation);
     let mut summaries = summaries(db, vec![job]).await?;
@@ -26,14 +30,21 @@ pub(crate) async fn view(db: &mut PgConnection, project: ProjectId, id: JobId) -
 }
 
 /// What a list shows, in the order given.
-pub(crate) async fn summaries(db: &mut PgConnection, jobs: Vec<store::Job>) -> sqlx::Result<Vec<JobSummary>> {
+pub(crate) async fn summaries(
+    db: &mut PgConnection,
+    jobs: Vec<store::Job>,
+) -> sqlx::Result<Vec<JobSummary>> {
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     let steps_done = attempts::store::steps_done(db, &ids).await?;
     let losses = progress::store::latest_losses(db, &ids).await?;
     Ok(jobs.into_iter().map(|job| summary(job, &steps_done, &losses)).collect())
 }
 
-fn summary(job: store::Job, steps_done: &HashMap<JobId, Step>, losses: &HashMap<JobId, f64>) -> JobSummary {
+fn summary(
+    job: store::Job,
+    steps_done: &HashMap<JobId, Step>,
+    losses: &HashMap<JobId, f64>,
+) -> JobSummary {
     let store::Job {
         id,
         principal_id: _,

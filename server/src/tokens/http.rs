@@ -4,7 +4,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use chrono::TimeDelta;
 use lockstep_api::{
-    CreateJoinToken, CreateToken, JoinToken, Me, NewToken, PrincipalId, ProblemBody, Role, TokenId, TokenList,
+    CreateJoinToken, CreateToken, JoinToken, Me, NewToken, PrincipalId, Role, TokenId, TokenList,
 };
 
 use super::secret::{Minted, TokenKind};
@@ -24,7 +24,7 @@ const MAX_TOKENS: i64 = 1000;
 /// Who the token speaks for.
 #[utoipa::path(
     get, path = "/v1/me", operation_id = "get_me", tag = "tokens",
-    responses((status = 200, body = Me), (status = "default", body = ProblemBody)),
+    responses((status = 200, body = Me)),
 )]
 #[tracing::instrument(name = "me.get", skip_all)]
 pub(crate) async fn get_me(State(app): State<App>, caller: Caller) -> Result<Json<Me>, Problem> {
@@ -32,14 +32,15 @@ pub(crate) async fn get_me(State(app): State<App>, caller: Caller) -> Result<Jso
     let names = store::find_names(&mut tx, caller.principal_id, caller.project_id).await?;
     tx.rollback().await?;
     let (principal_name, project_name) = names.ok_or(Problem::Unauthenticated)?;
-    let Caller { organisation_id, project_id, principal_id, role, token_id: _, request_id: _ } = caller;
+    let Caller { organisation_id, project_id, principal_id, role, token_id: _, request_id: _ } =
+        caller;
     Ok(Json(Me { principal_id, principal_name, organisation_id, project_id, project_name, role }))
 }
 
 /// Makes an access token, for a new principal of that name. The text is shown this once.
 #[utoipa::path(
     post, path = "/v1/tokens", operation_id = "create_token", tag = "tokens", request_body = CreateToken,
-    responses((status = 201, body = NewToken), (status = "default", body = ProblemBody)),
+    responses((status = 201, body = NewToken)),
 )]
 #[tracing::instrument(name = "tokens.create", skip_all)]
 pub(crate) async fn create_token(
@@ -51,7 +52,8 @@ pub(crate) async fn create_token(
     caller.require(request.role)?;
     let CreateToken { name, role, ttl_seconds } = request;
     if !(1..=MAX_NAME_CHARS).contains(&name.chars().count()) {
-        let message = format!("expected 1 to {MAX_NAME_CHARS} characters, got {}", name.chars().count());
+        let message =
+            format!("expected 1 to {MAX_NAME_CHARS} characters, got {}", name.chars().count());
         return Err(Problem::field("name", message));
     }
     if ttl_seconds == Some(0) {
@@ -86,10 +88,13 @@ pub(crate) async fn create_token(
 /// The project's access tokens, newest first, without their secrets.
 #[utoipa::path(
     get, path = "/v1/tokens", operation_id = "list_tokens", tag = "tokens",
-    responses((status = 200, body = TokenList), (status = "default", body = ProblemBody)),
+    responses((status = 200, body = TokenList)),
 )]
 #[tracing::instrument(name = "tokens.list", skip_all)]
-pub(crate) async fn list_tokens(State(app): State<App>, caller: Caller) -> Result<Json<TokenList>, Problem> {
+pub(crate) async fn list_tokens(
+    State(app): State<App>,
+    caller: Caller,
+) -> Result<Json<TokenList>, Problem> {
     caller.require(Role::Admin)?;
     let mut tx = app.db.project(caller.project_id).await?;
     let tokens = store::list(&mut tx, caller.project_id, MAX_TOKENS).await?;
@@ -100,7 +105,7 @@ pub(crate) async fn list_tokens(State(app): State<App>, caller: Caller) -> Resul
 /// Revokes an access token, at once. Safe to repeat.
 #[utoipa::path(
     delete, path = "/v1/tokens/{id}", operation_id = "revoke_token", tag = "tokens", params(("id" = TokenId, Path)),
-    responses((status = 204, description = "Revoked"), (status = "default", body = ProblemBody)),
+    responses((status = 204, description = "Revoked")),
 )]
 #[tracing::instrument(name = "tokens.revoke", skip_all)]
 pub(crate) async fn revoke_token(
@@ -124,7 +129,7 @@ pub(crate) async fn revoke_token(
 #[utoipa::path(
     post, path = "/v1/join-tokens", operation_id = "create_join_token", tag = "nodes",
     request_body = CreateJoinToken,
-    responses((status = 201, body = JoinToken), (status = "default", body = ProblemBody)),
+    responses((status = 201, body = JoinToken)),
 )]
 #[tracing::instrument(name = "join_tokens.create", skip_all)]
 pub(crate) async fn create_join_token(
@@ -135,7 +140,10 @@ pub(crate) async fn create_join_token(
     caller.require(Role::Admin)?;
     let seconds = request.ttl_seconds;
     if !(1..=MAX_JOIN_SECONDS).contains(&seconds) {
-        return Err(Problem::field("ttl_seconds", format!("expected 1 to {MAX_JOIN_SECONDS}, got {seconds}")));
+        return Err(Problem::field(
+            "ttl_seconds",
+            format!("expected 1 to {MAX_JOIN_SECONDS}, got {seconds}"),
+        ));
     }
     let now = app.clock.now();
     let expires_at = now + TimeDelta::seconds(seconds.into());

@@ -70,7 +70,8 @@ impl Presented {
         let is_well_formed = public_id.len() == PUBLIC_CHARS
             && secret.len() == SECRET_CHARS
             && (public_id.bytes().chain(secret.bytes())).all(|byte| byte.is_ascii_alphanumeric());
-        is_well_formed.then(|| Self { public_id: public_id.to_owned(), hash: Sha256::digest(secret).into() })
+        is_well_formed
+            .then(|| Self { public_id: public_id.to_owned(), hash: Sha256::digest(secret).into() })
     }
 
     /// Compares in constant time.
@@ -128,7 +129,14 @@ mod tests {
     #[test]
     fn what_is_no_token_is_not_parsed() {
         let good = Minted::new(TokenKind::Access, &Random::system()).text;
-        for text in ["", "lsk_", "lsk__", &good[..good.len() - 1], &format!("{good}x"), &good.replace('_', "-")] {
+        for text in [
+            "",
+            "lsk_",
+            "lsk__",
+            &good[..good.len() - 1],
+            &format!("{good}x"),
+            &good.replace('_', "-"),
+        ] {
             assert!(Presented::parse(TokenKind::Access, text).is_none(), "{text}");
         }
     }

@@ -156,7 +156,10 @@ pub(crate) struct NewAccessToken<'a> {
 }
 
 /// Records an access token.
-pub(crate) async fn insert_access_token(db: &mut PgConnection, token: &NewAccessToken<'_>) -> sqlx::Result<()> {
+pub(crate) async fn insert_access_token(
+    db: &mut PgConnection,
+    token: &NewAccessToken<'_>,
+) -> sqlx::Result<()> {
     query!(
         "INSERT INTO access_token
             (token_id, project_id, principal_id, name, public_id, secret_hash, role, created_at, expires_at)
@@ -177,7 +180,11 @@ pub(crate) async fn insert_access_token(db: &mut PgConnection, token: &NewAccess
 }
 
 /// How many tokens of the project are valid.
-pub(crate) async fn count_valid(db: &mut PgConnection, project: ProjectId, now: DateTime<Utc>) -> sqlx::Result<i64> {
+pub(crate) async fn count_valid(
+    db: &mut PgConnection,
+    project: ProjectId,
+    now: DateTime<Utc>,
+) -> sqlx::Result<i64> {
     query_scalar!(
         r#"
         SELECT count(*) AS "count!" FROM access_token
@@ -191,7 +198,11 @@ pub(crate) async fn count_valid(db: &mut PgConnection, project: ProjectId, now: 
 }
 
 /// The project's tokens, newest first.
-pub(crate) async fn list(db: &mut PgConnection, project: ProjectId, limit: i64) -> sqlx::Result<Vec<TokenView>> {
+pub(crate) async fn list(
+    db: &mut PgConnection,
+    project: ProjectId,
+    limit: i64,
+) -> sqlx::Result<Vec<TokenView>> {
     let rows = query!(
         r#"
         SELECT token_id AS "id: TokenId", name, public_id, role AS "role: Role", created_at, expires_at, revoked_at

@@ -63,7 +63,11 @@ pub(crate) async fn insert(db: &mut PgConnection, job: &NewJob<'_>) -> sqlx::Res
 }
 
 /// One job of the project.
-pub(crate) async fn find(db: &mut PgConnection, project: ProjectId, id: JobId) -> sqlx::Result<Option<Job>> {
+pub(crate) async fn find(
+    db: &mut PgConnection,
+    project: ProjectId,
+    id: JobId,
+) -> sqlx::Result<Option<Job>> {
     query_as!(
         Job,
         r#"
@@ -145,7 +149,11 @@ pub(crate) async fn list(
 }
 
 /// Whether the project has at least `count` jobs that have not ended.
-pub(crate) async fn has_unfinished(db: &mut PgConnection, project: ProjectId, count: i64) -> sqlx::Result<bool> {
+pub(crate) async fn has_unfinished(
+    db: &mut PgConnection,
+    project: ProjectId,
+    count: i64,
+) -> sqlx::Result<bool> {
     query_scalar!(
         r#"
         SELECT $2 <= count(*) AS "is_full!"

@@ -1,0 +1,14 @@
+//! The server through its front door: a real router over a real, empty, migrated database. One file a noun.
+
+#![expect(clippy::unwrap_used, reason = "a test stops where it fails")]
+
+mod common;
+
+mod data;
+mod events;
+mod jobs;
+mod openapi;
+mod problems;
+mod schema;
+mod secrets;
+mod tokens;
