@@ -1,5 +1,33 @@
 //! One rank's process: the training loop, and the check at submit.
 
-pub mod link;
-pub mod order;
-pub mod schedule;
+mod train;
+
+mod setup;
+
+mod evaluate;
+
+mod checkpoints;
+
+pub mod check;
+
+mod grain;
+
+mod model;
+
+mod loss;
+
+mod guest;
+
+mod agreement;
+
+mod order;
+mod schedule;
+
+mod run;
+
+mod link;
+mod position;
+
+mod failure;
+
+pub use run::run;

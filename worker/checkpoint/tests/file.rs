@@ -1,0 +1,152 @@
+//! A checkpoint goes to disk and comes back, or is refused with the name of what does not fit.
+#![expect(clippy::unwrap_used, reason = "a test's way to fail")]
+
+use camino::{Utf8Path, Utf8PathBuf};
+use lockstep_api::Step;
+use lockstep_checkpoint::{CheckpointError, FORMAT_VERSION, Meta, State, StateMut, load, save};
+use lockstep_tensor::{Layout, OptimizerState};
+use proptest::prelude::*;
+use serde_json::json;
+
+fn layout() -> Layout {
+    let shapes = [("layers.0.weight", vec![3, 2]), ("layers.0.bias", vec![3]), ("scale", vec![])];
+    Layout::new(shapes.map(|(name, shape)| (name.to_owned(), shape)).to_vec()).unwrap()
+}
+
+fn moments(layout: &Layout, names: &[&str]) -> OptimizerState {
+    let moments = names.iter().map(|name| ((*name).to_owned(), vec![0.0; layout.len()])).collect();
+    OptimizerState { step: 0, moments }
+}
+
+fn meta() -> Meta {
+    Meta {
+        version: FORMAT_VERSION,
+        step: Step(40),
+        data_epoch: 3,
+        next_position: 512,
+        samples_per_epoch: 1437,
+        optimizer_step: 40,
+        settings: json!({ "train": { "seed": 7 } }),
+    }
+}
+
+fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = Utf8Path::from_path(folder.path()).unwrap().join("step-40.safetensors");
+    (folder, path)
+}
+
+/// Saves zeros with moments `m` and `v`.
+fn saved(path: &Utf8Path) {
+    let layout = layout();
+    let optimizer = moments(&layout, &["m", "v"]);
+    let weights = vec![0.0; layout.len()];
+    save(path, &State { layout: &layout, weights: &weights, optimizer: &optimizer }, &meta())
+        .unwrap();
+}
+
+fn load_into(path: &Utf8Path, layout: &Layout, names: &[&str]) -> Result<Meta, CheckpointError> {
+    let mut optimizer = moments(layout, names);
+    let mut weights = vec![0.0; layout.len()];
+    let mut state = StateMut { layout, weights: &mut weights, optimizer: &mut optimizer };
+    load(path, &meta().settings, &mut state)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn every_bit_comes_back(bits in proptest::collection::vec(any::<u32>(), 30)) {
+        let (_guard, path) = folder();
+        let layout = layout();
+        let values: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
+        let (weights, rest) = values.split_at(layout.len());
+        let mut optimizer = moments(&layout, &["m", "v"]);
+        for (moment, (_, values)) in optimizer.moments.iter_mut().enumerate() {
+            values.copy_from_slice(&rest[moment * layout.len()..][..layout.len()]);
+        }
+        save(&path, &State { layout: &layout, weights, optimizer: &optimizer }, &meta()).unwrap();
+
+        let mut loaded = moments(&layout, &["m", "v"]);
+        let mut loaded_weights = vec![0.0; layout.len()];
+        let mut state =
+            StateMut { layout: &layout, weights: &mut loaded_weights, optimizer: &mut loaded };
+        prop_assert_eq!(load(&path, &meta().settings, &mut state).unwrap(), meta());
+        let as_bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        prop_assert_eq!(as_bits(&loaded_weights), as_bits(weights));
+        prop_assert_eq!(loaded.step, 40);
+        for ((_, found), (_, expected)) in loaded.moments.iter().zip(&optimizer.moments) {
+            prop_assert_eq!(as_bits(found), as_bits(expected));
+        }
+    }
+}
+
+#[test]
+fn the_same_state_gives_the_same_bytes_and_leaves_nothing_else_behind() {
+    let (guard, path) = folder();
+    saved(&path);
+    let first = std::fs::read(&path).unwrap();
+    saved(&path);
+    assert_eq!(first, std::fs::read(&path).unwrap());
+    assert_eq!(std::fs::read_dir(guard.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_shape_that_differs_is_refused_with_both_shapes() {
+    let (_guard, path) = folder();
+    saved(&path);
+    let shapes = [("layers.0.weight", vec![2, 3]), ("layers.0.bias", vec![3]), ("scale", vec![])];
+    let other = Layout::new(shapes.map(|(name, shape)| (name.to_owned(), shape)).to_vec()).unwrap();
+    let error = load_into(&path, &other, &["m", "v"]).unwrap_err().to_string();
+    assert_eq!(error, "tensor `layers.0.weight`: expected F32 [2, 3], found F32 [3, 2]");
+}
+
+#[test]
+fn a_missing_moment_and_one_too_many_are_refused_by_name() {
+    let (_guard, path) = folder();
+    saved(&path);
+    let error = load_into(&path, &layout(), &["momentum"]).unwrap_err().to_string();
+    assert_eq!(error, "tensor `optimizer.m.layers.0.bias`: expected nothing, found F32 [3]");
+    let error = load_into(&path, &layout(), &["m", "v", "w"]).unwrap_err().to_string();
+    assert!(error.contains("tensor `optimizer.w.") && error.ends_with("found nothing"), "{error}");
+}
+
+#[test]
+fn another_jobs_checkpoint_is_refused_with_the_field_that_differs() {
+    let (_guard, path) = folder();
+    saved(&path);
+    let layout = layout();
+    let mut optimizer = moments(&layout, &["m", "v"]);
+    let mut weights = vec![1.0; layout.len()];
+    let mut state = StateMut { layout: &layout, weights: &mut weights, optimizer: &mut optimizer };
+    let error = load(&path, &json!({ "train": { "seed": 8 } }), &mut state).unwrap_err();
+    assert!(matches!(&error, CheckpointError::Settings { field, .. } if field == "train.seed"));
+    assert!(weights.iter().all(|weight| *weight == 1.0), "nothing was touched");
+}
+
+#[test]
+fn a_torn_or_foreign_file_is_refused() {
+    let (_guard, path) = folder();
+    saved(&path);
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    let error = load_into(&path, &layout(), &["m", "v"]).unwrap_err();
+    assert!(matches!(error, CheckpointError::Format { .. }), "{error}");
+    let none = Vec::<(&str, safetensors::tensor::TensorView<'_>)>::new();
+    std::fs::write(&path, safetensors::serialize(none, None).unwrap()).unwrap();
+    let error = load_into(&path, &layout(), &["m", "v"]).unwrap_err();
+    assert!(matches!(error, CheckpointError::Meta { .. }), "{error}");
+}
+
+#[test]
+fn a_newer_format_is_refused_by_its_number() {
+    let (_guard, path) = folder();
+    let layout = layout();
+    let optimizer = moments(&layout, &[]);
+    let weights = vec![0.0; layout.len()];
+    let newer = Meta { version: 2, ..meta() };
+    let state = State { layout: &layout, weights: &weights, optimizer: &optimizer };
+    // Saving reads back through the same door as loading, so the refusal comes at once.
+    let error = save(&path, &state, &newer).unwrap_err().to_string();
+    assert!(error.contains("has format version 2, expected 1"), "{error}");
+    assert!(!path.exists());
+}

@@ -1,0 +1,83 @@
+//! Checkpoints are written off the step path: the state is copied, a thread writes it and tells the agent.
+
+use std::thread::{self, JoinHandle};
+
+use camino::Utf8PathBuf;
+use lockstep_api::{FailureCode, RankMessage};
+use lockstep_checkpoint::{CheckpointError, Meta, State};
+use lockstep_tensor::{Layout, OptimizerState};
+use std::sync::Arc;
+
+use crate::failure::Failure;
+use crate::link::AgentLink;
+
+/// Writes one checkpoint at a time.
+#[derive(Debug)]
+pub(crate) struct Checkpoints {
+    dir: Utf8PathBuf,
+    link: AgentLink,
+    writing: Option<JoinHandle<Result<(), CheckpointError>>>,
+}
+
+/// A copy of the state between two steps.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    /// Where each parameter lies.
+    pub(crate) layout: Arc<Layout>,
+    /// In arena order.
+    pub(crate) weights: Vec<f32>,
+    /// Likewise.
+    pub(crate) optimizer: OptimizerState,
+    /// Everything else.
+    pub(crate) meta: Meta,
+}
+
+impl Checkpoints {
+    /// Into `dir`, which exists.
+    pub(crate) fn new(dir: Utf8PathBuf, link: AgentLink) -> Self {
+        Self { dir, link, writing: None }
+    }
+
+    /// Starts writing, after the one before is done.
+    ///
+    /// # Errors
+    /// That of the one before.
+    pub(crate) fn begin(&mut self, snapshot: Snapshot) -> Result<(), Failure> {
+        self.finish()?;
+        let path = self.dir.join(format!("step-{:08}.safetensors", snapshot.meta.step.0));
+        let link = self.link.clone();
+        let writing = thread::Builder::new()
+            .name("checkpoint".to_owned())
+            .spawn(move || write(&path, &snapshot, &link))
+            .map_err(|error| Failure::new(FailureCode::CheckpointFailed, error.to_string()))?;
+        self.writing = Some(writing);
+        Ok(())
+    }
+
+    /// Waits for the one that is being written.
+    ///
+    /// # Errors
+    /// Why it could not be.
+    pub(crate) fn finish(&mut self) -> Result<(), Failure> {
+        let Some(writing) = self.writing.take() else { return Ok(()) };
+        match writing.join() {
+            Ok(written) => written.map_err(|error| Failure::of_checkpoint(&error)),
+            Err(_) => Err(Failure::new(
+                FailureCode::CheckpointFailed,
+                "the thread that writes checkpoints panicked",
+            )),
+        }
+    }
+}
+
+fn write(path: &Utf8PathBuf, snapshot: &Snapshot, link: &AgentLink) -> Result<(), CheckpointError> {
+    let Snapshot { layout, weights, optimizer, meta } = snapshot;
+    lockstep_checkpoint::save(path, &State { layout, weights, optimizer }, meta)?;
+    link.send(RankMessage::Checkpoint {
+        path: path.to_string(),
+        step: meta.step,
+        data_epoch: meta.data_epoch,
+        next_position: meta.next_position,
+    });
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! From the errors of the parts to the one shape that the agent hears: a code, a sentence, evidence.
+
+use lockstep_api::{FailureCode, FailureReport, Rank};
+use lockstep_checkpoint::CheckpointError;
+use lockstep_collective::GroupError;
+use lockstep_sandbox::GuestError;
+use serde_json::{Value, json};
+
+use crate::link::cut;
+use crate::position::Position;
+
+/// Of a report's sentence.
+const MESSAGE_BYTES: usize = 4 * 1024;
+/// Samples listed as evidence.
+const SAMPLES_LISTED: usize = 32;
+
+/// What ended this rank.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Failure {
+    /// The code of the verdict that this asks for.
+    pub(crate) code: FailureCode,
+    /// The rank at fault, if one is.
+    pub(crate) rank: Option<Rank>,
+    /// One sentence, names and numbers included.
+    pub(crate) message: String,
+    /// What else is known.
+    pub(crate) evidence: Value,
+}
+
+/// Which guest, and what it was working on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GuestCall<'a> {
+    /// `loader` or `loss`.
+    pub(crate) guest: &'static str,
+    /// Whose.
+    pub(crate) rank: Rank,
+    /// Samples that the call was about.
+    pub(crate) samples: &'a [u64],
+}
+
+impl Failure {
+    /// With a code and a sentence only.
+    pub(crate) fn new(code: FailureCode, message: impl Into<String>) -> Self {
+        Self { code, rank: None, message: message.into(), evidence: Value::Null }
+    }
+
+    /// Names the rank at fault.
+    #[must_use]
+    pub(crate) fn of_rank(self, rank: Rank) -> Self {
+        Self { rank: Some(rank), ..self }
+    }
+
+    /// Adds what else is known.
+    #[must_use]
+    pub(crate) fn with_evidence(self, evidence: Value) -> Self {
+        Self { evidence, ..self }
+    }
+
+    /// A guest broke a rule or said so itself.
+    pub(crate) fn of_guest(error: &GuestError, call: GuestCall<'_>) -> Self {
+        let mut evidence = json!({ "guest": call.guest });
+        match error {
+            GuestError::Guest { sample: Some(sample), .. } => evidence["sample"] = json!(sample),
+            _ if call.samples.is_empty() => {}
+            _ => {
+                let listed = call.samples.len().min(SAMPLES_LISTED);
+                evidence["samples"] = json!(call.samples[..listed]);
+            }
+        }
+        if let Some(limit) = guest_limit(error) {
+            evidence["limit"] = limit;
+        }
+        let message = format!("the {} guest failed: {}", call.guest, chain(error));
+        Self::new(guest_code(error), message).of_rank(call.rank).with_evidence(evidence)
+    }
+
+    /// A collective failed.
+    pub(crate) fn of_group(error: &GroupError) -> Self {
+        let message = chain(error);
+        match error {
+            GroupError::NotEntered { missing, .. } => {
+                Self::missing(FailureCode::NotEntered, missing, message)
+            }
+            GroupError::FormationTimeout { missing, .. } => {
+                Self::missing(FailureCode::RendezvousTimeout, missing, message)
+            }
+            GroupError::PlanMismatch { .. } => Self::new(FailureCode::PlanMismatch, message),
+            GroupError::Aborted { by } => {
+                let by: Vec<usize> = by.iter().copied().collect();
+                Self::missing(FailureCode::PeerGone, &by, message)
+            }
+            GroupError::Diverged { .. } | GroupError::Io { .. } => {
+                Self::new(FailureCode::RankError, message)
+            }
+        }
+    }
+
+    /// A checkpoint could not be written or read.
+    pub(crate) fn of_checkpoint(error: &CheckpointError) -> Self {
+        Self::new(FailureCode::CheckpointFailed, chain(error))
+    }
+
+    fn missing(code: FailureCode, missing: &[usize], message: String) -> Self {
+        let failure = Self::new(code, message).with_evidence(json!({ "missing": missing }));
+        match missing.first().map(|rank| i32::try_from(*rank)) {
+            Some(Ok(rank)) => failure.of_rank(Rank(rank)),
+            Some(Err(_)) | None => failure,
+        }
+    }
+
+    /// The wire's form, with where this rank is now.
+    pub(crate) fn report(&self, position: &Position) -> FailureReport {
+        let (phase, step) = position.now();
+        FailureReport {
+            code: self.code,
+            rank: self.rank,
+            exit: None,
+            step: Some(step),
+            phase: Some(phase),
+            message: cut(&self.message, MESSAGE_BYTES).to_owned(),
+            evidence: self.evidence.clone(),
+        }
+    }
+}
+
+/// The code of a guest's error, one to one.
+pub(crate) fn guest_code(error: &GuestError) -> FailureCode {
+    match error {
+        GuestError::Trap { .. } => FailureCode::GuestTrap,
+        GuestError::TimeLimit { .. } => FailureCode::GuestTimeLimit,
+        GuestError::MemoryLimit { .. } => FailureCode::GuestMemoryLimit,
+        GuestError::StackOverflow { .. } => FailureCode::GuestStackOverflow,
+        GuestError::OutputLimit { .. } => FailureCode::GuestOutputLimit,
+        GuestError::Shape { .. } | GuestError::Operation { .. } => FailureCode::GuestShape,
+        GuestError::NonFinite { .. } => FailureCode::NonFinite,
+        GuestError::Guest { .. } => FailureCode::GuestError,
+        GuestError::Host(_) => FailureCode::RankError,
+    }
+}
+
+/// The limit that was passed, if one was.
+fn guest_limit(error: &GuestError) -> Option<Value> {
+    match error {
+        GuestError::TimeLimit { limit, .. } => {
+            Some(json!({ "call_ms": u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) }))
+        }
+        GuestError::MemoryLimit { limit, asked, .. } => {
+            Some(json!({ "memory_bytes": limit, "asked_bytes": asked }))
+        }
+        GuestError::OutputLimit { limit, asked, .. } => {
+            Some(json!({ "output_bytes": limit, "asked_bytes": asked }))
+        }
+        GuestError::Trap { .. }
+        | GuestError::StackOverflow { .. }
+        | GuestError::Shape { .. }
+        | GuestError::Operation { .. }
+        | GuestError::NonFinite { .. }
+        | GuestError::Guest { .. }
+        | GuestError::Host(_) => None,
+    }
+}
+
+/// An error and its sources in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}

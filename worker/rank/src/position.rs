@@ -1,0 +1,66 @@
+//! Where this rank is, kept in the flight record so that it is known even after SIGKILL.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+
+use lockstep_api::{Phase, Step};
+use lockstep_shm::FlightRecord;
+
+/// Writes to the flight record, which cannot be read back by its writer, so it is also kept here.
+#[derive(Debug, Clone)]
+pub(crate) struct Position {
+    record: Arc<FlightRecord>,
+    now: Arc<Now>,
+}
+
+#[derive(Debug, Default)]
+struct Now {
+    phase: AtomicU32,
+    step: AtomicI64,
+}
+
+impl Position {
+    /// Wraps the record; the phase is `starting`, the step 0.
+    pub(crate) fn new(record: FlightRecord) -> Self {
+        let position = Self { record: Arc::new(record), now: Arc::default() };
+        position.enter(Phase::Starting);
+        position.begin_step(Step(0));
+        position
+    }
+
+    /// The record itself, for the process group.
+    pub(crate) fn record(&self) -> &Arc<FlightRecord> {
+        &self.record
+    }
+
+    /// A new phase begins.
+    pub(crate) fn enter(&self, phase: Phase) {
+        self.now.phase.store(phase as u32, Ordering::Relaxed);
+        self.record.set_phase(phase as u32);
+    }
+
+    /// A new step begins.
+    pub(crate) fn begin_step(&self, step: Step) {
+        self.now.step.store(step.0, Ordering::Relaxed);
+        self.record.set_step(step.0);
+    }
+
+    /// What was last written.
+    pub(crate) fn now(&self) -> (Phase, Step) {
+        let index = self.now.phase.load(Ordering::Relaxed) as usize;
+        let phase = Phase::ALL.get(index).copied().unwrap_or(Phase::Starting);
+        (phase, Step(self.now.step.load(Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_a_phase_is_its_place_in_the_list() {
+        for (index, phase) in Phase::ALL.iter().enumerate() {
+            assert_eq!(*phase as usize, index);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! From the agent's configuration to an exit status: connects, trains, and says how it ended.
+
+use std::panic;
+use std::time::Duration;
+
+use lockstep_api::{FailureCode, LogLevel, LogSource, RankConfig, RankMessage};
+use lockstep_shm::FlightRecord;
+
+use crate::failure::Failure;
+use crate::link::{AgentLink, STATUS_PANIC, leave};
+use crate::position::Position;
+use crate::setup;
+use crate::train::Trainer;
+
+/// Exit status when training is over and the agent has said that everything is safe.
+const STATUS_DONE: u8 = 0;
+/// Exit status after a failure was reported.
+const STATUS_FAILED: u8 = 1;
+/// For last words after a panic.
+const PANIC_FLUSH_LIMIT: Duration = Duration::from_secs(1);
+
+/// Trains as one rank. Returns the exit status.
+///
+/// # Errors
+/// When there is nobody to report to: no agent, no flight record.
+pub fn run(config: &RankConfig) -> anyhow::Result<u8> {
+    use anyhow::Context as _;
+    let rank = u32::try_from(config.rank.0).context("the rank is negative")?;
+    let timeout = config.spec.collective_timeout();
+    let link = AgentLink::connect(&config.socket_path, config.rank, &config.attempt_key, timeout)
+        .with_context(|| format!("connecting to the agent at {}", config.socket_path))?;
+    let record = FlightRecord::create(&config.flight_record_path, rank)
+        .with_context(|| format!("making the flight record {}", config.flight_record_path))?;
+    let position = Position::new(record);
+    report_panics(config, &link, &position);
+    if train(config, &link, &position).is_err() {
+        return Ok(STATUS_FAILED);
+    }
+    link.send(RankMessage::Done);
+    // An agent that is there but never answers has not said that the reports are safe.
+    Ok(if link.wait_released(timeout) { STATUS_DONE } else { STATUS_FAILED })
+}
+
+/// An error is reported before the group is dropped: the others' errors are its effects and come later.
+fn train(config: &RankConfig, link: &AgentLink, position: &Position) -> Result<(), Reported> {
+    let timeout = config.spec.collective_timeout();
+    let ready = setup::prepare(config, link, position)
+        .map_err(|failure| report(&failure, link, position, timeout))?;
+    let mut trainer = Trainer::new(config, link, position, ready);
+    trainer.run().map_err(|failure| report(&failure, link, position, timeout))?;
+    trainer.close();
+    Ok(())
+}
+
+/// The agent has been told.
+struct Reported;
+
+fn report(failure: &Failure, link: &AgentLink, position: &Position, limit: Duration) -> Reported {
+    link.log(LogSource::Rank, LogLevel::Error, &failure.to_string());
+    link.send(RankMessage::Failed(failure.report(position)));
+    link.flush(limit);
+    Reported
+}
+
+/// A panic on any thread ends the rank: the others would wait for it otherwise.
+fn report_panics(config: &RankConfig, link: &AgentLink, position: &Position) {
+    let (rank, link, position) = (config.rank, link.clone(), position.clone());
+    let print = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        print(info);
+        let failure = Failure::new(FailureCode::RankError, info.to_string()).of_rank(rank);
+        link.send(RankMessage::Failed(failure.report(&position)));
+        link.flush(PANIC_FLUSH_LIMIT);
+        leave(STATUS_PANIC);
+    }));
+}

@@ -1,0 +1,149 @@
+//! Position arithmetic: which positions a step uses, which of them a grain holds. Pure; knows nothing of ranks.
+
+use std::ops::Range;
+
+use lockstep_api::{LedgerEntry, Step, TrainSpec};
+
+/// The whole course of a job, as numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Schedule {
+    samples: u64,
+    global_batch: u64,
+    micro_batch: u64,
+    steps_per_epoch: u64,
+    steps_total: u64,
+}
+
+/// The positions of one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Pass over the data, from 0.
+    pub(crate) data_epoch: u64,
+    /// First position within the epoch's order.
+    pub(crate) first_position: u64,
+    /// How many: a global batch, or what the epoch has left.
+    pub(crate) sample_count: u64,
+}
+
+impl Schedule {
+    /// `samples`: of the training split, at least 1. `train`: checked.
+    ///
+    /// # Panics
+    /// If one of the counts is 0.
+    pub(crate) fn new(samples: u64, train: &TrainSpec) -> Self {
+        let (global_batch, micro_batch) = (train.global_batch.into(), train.micro_batch.into());
+        assert!(
+            0 < samples && 0 < global_batch && 0 < micro_batch,
+            "{samples} samples, global batch {global_batch}, micro batch {micro_batch}"
+        );
+        let steps_per_epoch = samples.div_ceil(global_batch);
+        let steps = steps_per_epoch.saturating_mul(train.epochs.into());
+        let steps_total = steps.min(train.max_steps.unwrap_or(u64::MAX));
+        Self { samples, global_batch, micro_batch, steps_per_epoch, steps_total }
+    }
+
+    /// Steps from start to end.
+    pub(crate) fn steps_total(&self) -> u64 {
+        self.steps_total
+    }
+
+    /// Samples of one pass.
+    pub(crate) fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// What `step` uses. Also defined past the end: a checkpoint names the place that would come next.
+    pub(crate) fn place(&self, step: u64) -> Place {
+        let data_epoch = step / self.steps_per_epoch;
+        let first_position = step % self.steps_per_epoch * self.global_batch;
+        let sample_count = self.global_batch.min(self.samples - first_position);
+        Place { data_epoch, first_position, sample_count }
+    }
+
+    /// Whether a data epoch, or the job, ends with `step`: time for an evaluation.
+    pub(crate) fn ends_epoch(&self, step: u64) -> bool {
+        (step + 1).is_multiple_of(self.steps_per_epoch) || step + 1 == self.steps_total
+    }
+
+    /// Grains of the largest step.
+    pub(crate) fn max_grains(&self) -> usize {
+        grain_count(self.global_batch.min(self.samples), self.micro_batch)
+    }
+
+    /// Grains of a step that uses `sample_count` positions.
+    pub(crate) fn grain_count(&self, sample_count: u64) -> usize {
+        grain_count(sample_count, self.micro_batch)
+    }
+
+    /// The offsets that `grain` holds among `sample_count` positions.
+    pub(crate) fn grain(&self, grain: usize, sample_count: u64) -> Range<u64> {
+        let first = grain as u64 * self.micro_batch;
+        first..(first + self.micro_batch).min(sample_count)
+    }
+}
+
+fn grain_count(sample_count: u64, micro_batch: u64) -> usize {
+    usize::try_from(sample_count.div_ceil(micro_batch)).unwrap_or(usize::MAX)
+}
+
+impl Place {
+    /// As the ledger has it.
+    pub(crate) fn ledger_entry(&self, step: Step) -> LedgerEntry {
+        LedgerEntry {
+            step,
+            data_epoch: self.data_epoch.cast_signed(),
+            first_position: self.first_position.cast_signed(),
+            sample_count: self.sample_count.cast_signed(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockstep_api::OptimizerSpec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn train(global_batch: u32, micro_batch: u32, epochs: u32) -> TrainSpec {
+        let optimizer = OptimizerSpec::Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.0 };
+        TrainSpec { global_batch, micro_batch, epochs, max_steps: None, seed: 0, optimizer }
+    }
+
+    proptest! {
+        #[test]
+        fn the_grains_of_all_steps_cover_each_epoch_exactly_once_and_in_order(
+            samples in 1u64..3000, global_batch in 1u32..400, micro in 1u32..400, epochs in 1u32..4,
+        ) {
+            let spec = train(global_batch, micro.min(global_batch), epochs);
+            let schedule = Schedule::new(samples, &spec);
+            let mut next = (0, 0);
+            for step in 0..schedule.steps_total() {
+                let place = schedule.place(step);
+                let grains = schedule.grain_count(place.sample_count);
+                prop_assert!(grains <= schedule.max_grains());
+                for grain in 0..grains {
+                    let offsets = schedule.grain(grain, place.sample_count);
+                    prop_assert!(!offsets.is_empty());
+                    prop_assert_eq!(next, (place.data_epoch, place.first_position + offsets.start));
+                    next.1 = place.first_position + offsets.end;
+                }
+                prop_assert_eq!(schedule.ends_epoch(step), next.1 == samples);
+                if next.1 == samples {
+                    next = (place.data_epoch + 1, 0);
+                }
+            }
+            prop_assert_eq!(next, (u64::from(epochs), 0));
+        }
+    }
+
+    #[test]
+    fn max_steps_ends_the_job_early_and_its_last_step_counts_as_an_end() {
+        let spec = TrainSpec { max_steps: Some(7), ..train(128, 32, 20) };
+        let schedule = Schedule::new(1437, &spec);
+        assert_eq!(schedule.steps_total(), 7);
+        assert!(schedule.ends_epoch(6) && !schedule.ends_epoch(5));
+        let last = Schedule::new(1437, &train(128, 32, 20)).place(11);
+        assert_eq!(last, Place { data_epoch: 0, first_position: 1408, sample_count: 29 });
+    }
+}

@@ -1,0 +1,228 @@
+//! Everything before the first step: guests, group, weights. The group forms while the guests load.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use camino::Utf8Path;
+use lockstep_api::{
+    FailureCode, GuestSpec, LogLevel, LogSource, OptimizerSpec, Phase, RankConfig, Reduction,
+};
+use lockstep_checkpoint::{Meta, StateMut, curve_settings};
+use lockstep_collective::GroupError;
+use lockstep_ddp::{Reducer, ReducerConfig};
+use lockstep_sandbox::{Loader, LogSink};
+use lockstep_tensor::{Layout, Optimizer, OptimizerState};
+
+use crate::agreement;
+use crate::failure::{Failure, GuestCall, chain};
+use crate::grain::Engine;
+use crate::guest::{Guests, Split};
+use crate::link::AgentLink;
+use crate::loss::{Loss, MAX_METRICS};
+use crate::model::Model;
+use crate::position::Position;
+use crate::schedule::Schedule;
+
+const MIB: usize = 1 << 20;
+
+/// Ready for the first step.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    /// Model, loss, weights.
+    pub(crate) engine: Engine,
+    /// Reader of the training split.
+    pub(crate) train: Loader,
+    /// Reader of the evaluation split, and its samples.
+    pub(crate) eval: Option<(Loader, u64)>,
+    /// The course of the job.
+    pub(crate) schedule: Schedule,
+    /// How a gradient becomes a step.
+    pub(crate) optimizer: Optimizer,
+    /// What it remembers.
+    pub(crate) optimizer_state: OptimizerState,
+    /// The process group.
+    pub(crate) reducer: Reducer,
+    /// The step to do next.
+    pub(crate) next_step: u64,
+}
+
+/// The guests of one rank, opened.
+struct Opened {
+    train: Loader,
+    samples: u64,
+    eval: Option<(Loader, u64)>,
+    loss: Loss,
+}
+
+/// Opens guests and data, forms the group, makes or loads the weights, and compares all of it over the ranks.
+///
+/// # Errors
+/// Whatever is at fault, as the agent hears it.
+pub(crate) fn prepare(
+    config: &RankConfig,
+    link: &AgentLink,
+    position: &Position,
+) -> Result<Ready, Failure> {
+    let spec = &config.spec;
+    let model = Model::new(&spec.model)
+        .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
+    let forming = begin_forming(config, model.layout(), position)?;
+    let Opened { train, samples, eval, loss } = open_guests(config, link)?;
+    let schedule = Schedule::new(samples, &spec.train);
+    let optimizer = optimizer(&spec.train.optimizer);
+    let mut weights = model.initial_weights(spec.train.seed);
+    let mut optimizer_state = optimizer.state(weights.len());
+    let mut next_step = 0;
+    if let Some(path) = &config.resume_path {
+        let state = StateMut {
+            layout: model.layout(),
+            weights: &mut weights,
+            optimizer: &mut optimizer_state,
+        };
+        next_step = resume(config, path.as_ref(), state, &schedule)?;
+    }
+    position.enter(Phase::Forming);
+    let panicked =
+        |_| Failure::new(FailureCode::RankError, "the thread that forms the group panicked");
+    let formed = forming.join().map_err(panicked)?;
+    let mut reducer = formed.map_err(|error| Failure::of_group(&error))?;
+    let facts = [
+        ("samples of the training split", samples),
+        ("samples of the evaluation split", eval.as_ref().map_or(0, |(_, samples)| *samples)),
+        ("step to do next", next_step),
+        ("digest of the weights", agreement::digest(&weights)),
+    ];
+    agreement::agree(&mut reducer, &facts)?;
+    let engine = Engine::new(model, loss, weights);
+    Ok(Ready { engine, train, eval, schedule, optimizer, optimizer_state, reducer, next_step })
+}
+
+/// Another thread meets the other ranks meanwhile.
+fn begin_forming(
+    config: &RankConfig,
+    layout: &Arc<Layout>,
+    position: &Position,
+) -> Result<JoinHandle<Result<Reducer, GroupError>>, Failure> {
+    let (spec, rank_error) = (&config.spec, |what: &'static str| {
+        move |error: std::io::Error| {
+            Failure::new(FailureCode::RankError, format!("{what}: {error}"))
+        }
+    });
+    let group_memory = lockstep_shm::inherited_group_memory(config.group_fd)
+        .map_err(rank_error("cannot open the group's memory"))?;
+    let reducer_config = ReducerConfig {
+        bucket_bytes: spec.ddp.bucket_mib as usize * MIB,
+        first_bucket_bytes: spec.ddp.first_bucket_mib as usize * MIB,
+        reduction: match spec.ddp.reduction {
+            Reduction::Fast => lockstep_ddp::Reduction::Fast,
+            Reduction::FixedTree => lockstep_ddp::Reduction::FixedTree,
+        },
+        max_grains: spec.train.global_batch.div_ceil(spec.train.micro_batch) as usize,
+        timeout: spec.collective_timeout(),
+        metric_count: MAX_METRICS,
+    };
+    let rank = usize::try_from(config.rank.0).unwrap_or(usize::MAX);
+    let world = config.world_size as usize;
+    let (layout, record) = (Arc::clone(layout), Arc::clone(position.record()));
+    thread::Builder::new()
+        .name("group-forming".to_owned())
+        .spawn(move || Reducer::new(group_memory, rank, world, layout, reducer_config, record))
+        .map_err(rank_error("cannot start a thread"))
+}
+
+fn open_guests(config: &RankConfig, link: &AgentLink) -> Result<Opened, Failure> {
+    let spec = &config.spec;
+    let log = log_sink(link);
+    let guests = Guests::prepare(
+        config.loader_path.as_ref(),
+        config.loss_path.as_ref(),
+        config.cache_dir.as_ref(),
+    )
+    .map_err(|error| Failure::new(FailureCode::PrepareFailed, chain(&error)))?;
+    let open = |name, dir: &str| {
+        let split = Split { name, dir: Utf8Path::new(dir) };
+        open_split(config, &guests, &spec.loader, split, &log)
+    };
+    let (train, samples) = open("train", &config.train_dir)?;
+    let eval = config.eval_dir.as_deref().map(|dir| open("eval", dir)).transpose()?;
+    let call = GuestCall { guest: "loss", rank: config.rank, samples: &[] };
+    let loss = guests.open_loss(spec, log).map_err(|error| Failure::of_guest(&error, call))?;
+    Ok(Opened { train, samples, eval, loss })
+}
+
+fn open_split(
+    config: &RankConfig,
+    guests: &Guests,
+    spec: &GuestSpec,
+    split: Split<'_>,
+    log: &LogSink,
+) -> Result<(Loader, u64), Failure> {
+    let call = GuestCall { guest: "loader", rank: config.rank, samples: &[] };
+    let opened = guests.open_loader(spec, split, Arc::clone(log)).and_then(|mut loader| {
+        let samples = loader.len()?;
+        Ok((loader, samples))
+    });
+    match opened {
+        Ok((_, 0)) => {
+            let message = format!("the loader says that split {:?} has no samples", split.name);
+            Err(Failure::new(FailureCode::GuestShape, message).of_rank(config.rank))
+        }
+        Ok(opened) => Ok(opened),
+        Err(error) => Err(Failure::of_guest(&error, call)),
+    }
+}
+
+/// Fills `state` from the checkpoint; the step to do next.
+fn resume(
+    config: &RankConfig,
+    path: &Utf8Path,
+    mut state: StateMut<'_>,
+    schedule: &Schedule,
+) -> Result<u64, Failure> {
+    let settings = curve_settings(&config.spec);
+    let meta = lockstep_checkpoint::load(path, &settings, &mut state)
+        .map_err(|error| Failure::of_checkpoint(&error))?;
+    let Meta { step, data_epoch, next_position, samples_per_epoch, .. } = meta;
+    let next_step = u64::try_from(step.0).unwrap_or(0);
+    let place = schedule.place(next_step);
+    let expected = (
+        place.data_epoch.cast_signed(),
+        place.first_position.cast_signed(),
+        schedule.samples().cast_signed(),
+    );
+    if expected != (data_epoch, next_position, samples_per_epoch) {
+        let message = format!(
+            "the checkpoint goes on at position {next_position} of epoch {data_epoch} over \
+             {samples_per_epoch} samples, but step {step} of this job is at position {} of epoch {} over {}",
+            expected.1, expected.0, expected.2,
+        );
+        return Err(Failure::new(FailureCode::CheckpointFailed, message));
+    }
+    Ok(next_step)
+}
+
+/// The job's optimizer in the engine's terms.
+pub(crate) fn optimizer(spec: &OptimizerSpec) -> Optimizer {
+    match *spec {
+        OptimizerSpec::Sgd { lr, momentum, weight_decay } => {
+            Optimizer::Sgd { lr, momentum, weight_decay }
+        }
+        OptimizerSpec::Adamw { lr, betas, eps, weight_decay } => {
+            Optimizer::AdamW { lr, betas: (betas[0], betas[1]), eps, weight_decay }
+        }
+    }
+}
+
+/// Guests' words go to the job's log.
+fn log_sink(link: &AgentLink) -> LogSink {
+    let link = link.clone();
+    Arc::new(move |level, text| {
+        let level = match level {
+            lockstep_sandbox::LogLevel::Debug => LogLevel::Debug,
+            lockstep_sandbox::LogLevel::Info => LogLevel::Info,
+            lockstep_sandbox::LogLevel::Warn => LogLevel::Warn,
+            lockstep_sandbox::LogLevel::Error => LogLevel::Error,
+        };
+        link.log(LogSource::Guest, level, text);
+    })
+}

@@ -1,0 +1,258 @@
+//! The loop: load → forward → backward → reduce → step → report → evaluate → checkpoint.
+
+use std::time::{Duration, Instant};
+
+use lockstep_api::{
+    FailureCode, JobSpec, NamedValue, Phase, Rank, RankConfig, RankMessage, Step, StepReport,
+};
+use lockstep_checkpoint::{FORMAT_VERSION, Meta, curve_settings};
+use lockstep_ddp::{GrainSums, StepOutcome, Votes};
+use lockstep_sandbox::Batch;
+use serde_json::json;
+
+use crate::checkpoints::{Checkpoints, Snapshot};
+use crate::failure::{Failure, GuestCall, chain};
+use crate::link::AgentLink;
+use crate::loss::MAX_METRICS;
+use crate::order::{Permutation, sample_seed};
+use crate::position::Position;
+use crate::schedule::Place;
+use crate::setup::Ready;
+
+/// One rank between its first and its last step.
+#[derive(Debug)]
+pub(crate) struct Trainer {
+    pub(crate) spec: JobSpec,
+    pub(crate) rank: Rank,
+    pub(crate) link: AgentLink,
+    pub(crate) position: Position,
+    pub(crate) ready: Ready,
+    checkpoints: Checkpoints,
+}
+
+impl Trainer {
+    /// Ready for the first step.
+    pub(crate) fn new(
+        config: &RankConfig,
+        link: &AgentLink,
+        position: &Position,
+        ready: Ready,
+    ) -> Self {
+        let checkpoints = Checkpoints::new(config.checkpoint_dir.clone().into(), link.clone());
+        Self {
+            spec: config.spec.clone(),
+            rank: config.rank,
+            link: link.clone(),
+            position: position.clone(),
+            ready,
+            checkpoints,
+        }
+    }
+
+    /// Trains to the end, or until all ranks agree to stop.
+    ///
+    /// # Errors
+    /// What ended it.
+    pub(crate) fn run(&mut self) -> Result<(), Failure> {
+        self.announce();
+        let steps_total = self.ready.schedule.steps_total();
+        while self.ready.next_step < steps_total {
+            let step = self.ready.next_step;
+            let place = self.ready.schedule.place(step);
+            let began = Instant::now();
+            self.position.begin_step(signed(step));
+            let outcome = self.reduce_grains(step, place)?;
+            self.update_weights(step, &outcome)?;
+            self.report(step, place, &outcome, began.elapsed());
+            self.ready.next_step += 1;
+            let is_stopping = outcome.stop
+                || (self.ready.schedule.ends_epoch(step) && self.evaluate(self.ready.next_step)?);
+            if is_stopping || self.is_checkpoint_due() {
+                self.checkpoint()?;
+            }
+            if is_stopping {
+                break;
+            }
+        }
+        self.position.enter(Phase::Checkpoint);
+        self.checkpoints.finish()?;
+        self.position.enter(Phase::Done);
+        Ok(())
+    }
+
+    /// Leaves the group without disturbing the others.
+    pub(crate) fn close(self) {
+        self.ready.reducer.close();
+    }
+
+    fn announce(&self) {
+        if self.is_reporter() {
+            self.link.send(RankMessage::Formed {
+                step: signed(self.ready.next_step),
+                samples_per_epoch: self.ready.schedule.samples().cast_signed(),
+                steps_total: signed(self.ready.schedule.steps_total()),
+            });
+        }
+    }
+
+    /// This rank's grains of the step, one after another, and the sum over all ranks.
+    fn reduce_grains(&mut self, step: u64, place: Place) -> Result<StepOutcome, Failure> {
+        let total = self.ready.schedule.grain_count(place.sample_count);
+        let order =
+            Permutation::new(self.spec.train.seed, place.data_epoch, self.ready.schedule.samples());
+        for grain in self.ready.reducer.begin_step(step, total) {
+            self.position.enter(Phase::Data);
+            let offsets = self.ready.schedule.grain(grain, place.sample_count);
+            let samples: Vec<u64> =
+                offsets.map(|offset| order.sample_at(place.first_position + offset)).collect();
+            let batch = self.load(&samples, place.data_epoch)?;
+            self.run_grain(grain, &batch, &samples)?;
+        }
+        self.position.enter(Phase::Reduce);
+        let votes = Votes { stop: self.link.is_stop_requested(), non_finite: false };
+        let outcome = self.ready.reducer.finish_step(votes);
+        outcome.map_err(|error| Failure::of_group(&error))
+    }
+
+    fn load(&mut self, samples: &[u64], data_epoch: u64) -> Result<Batch, Failure> {
+        let seed = |sample: &u64| sample_seed(self.spec.train.seed, data_epoch, *sample);
+        let seeds: Vec<u64> = samples.iter().map(seed).collect();
+        let batch = self.ready.train.load(samples, &seeds, true);
+        batch.map_err(|error| Failure::of_guest(&error, self.call("loader", samples)))
+    }
+
+    /// Forward and backward; the gradient goes straight to where it is reduced.
+    fn run_grain(&mut self, grain: usize, batch: &Batch, samples: &[u64]) -> Result<(), Failure> {
+        self.position.enter(Phase::Forward);
+        let call = GuestCall { guest: "loss", rank: self.rank, samples };
+        let value =
+            self.ready.engine.forward(batch, samples).map_err(|error| error.failure(call))?;
+        self.position.enter(Phase::Backward);
+        let accumulate = self.ready.reducer.accumulate(grain);
+        let mut sink = self.ready.reducer.sink(grain);
+        self.ready.engine.backward(&value, accumulate, &mut sink).map_err(|error| {
+            Failure::new(FailureCode::GuestShape, chain(&error)).of_rank(call.rank)
+        })?;
+        let mut metrics = value.metrics;
+        metrics.resize(MAX_METRICS, (0.0, 0.0));
+        let sums = GrainSums { loss_sum: value.sum, weight: value.weight, metrics };
+        self.ready.reducer.finish_grain(grain, &sums);
+        Ok(())
+    }
+
+    fn update_weights(&mut self, step: u64, outcome: &StepOutcome) -> Result<(), Failure> {
+        self.position.enter(Phase::Optimizer);
+        let Ready { optimizer, optimizer_state, reducer, engine, .. } = &mut self.ready;
+        let gradients = reducer.gradients();
+        if outcome.non_finite || !outcome.loss_sum.is_finite() {
+            let params = engine.model.layout().params();
+            let is_at_fault = |param: &&lockstep_tensor::Param| {
+                !gradients[param.range.clone()].iter().all(|gradient| gradient.is_finite())
+            };
+            let parameter = params.iter().rev().find(is_at_fault).map(|param| param.name.as_str());
+            return Err(non_finite(step, outcome, parameter));
+        }
+        if outcome.weight <= 0.0 {
+            let message = format!(
+                "step {step}: the loss weights sum up to {}, so there is no mean loss",
+                outcome.weight
+            );
+            return Err(Failure::new(FailureCode::NonFinite, message));
+        }
+        let scale = (1.0 / outcome.weight) as f32;
+        optimizer.step(&mut engine.weights, gradients, scale, optimizer_state);
+        Ok(())
+    }
+
+    fn report(&self, step: u64, place: Place, outcome: &StepOutcome, took: Duration) {
+        if self.is_reporter() {
+            self.link.send(RankMessage::Step(StepReport {
+                ledger: place.ledger_entry(signed(step)),
+                loss: finite(outcome.loss_sum / outcome.weight),
+                metrics: self.named("train", &outcome.metrics),
+                duration_us: i64::try_from(took.as_micros()).unwrap_or(i64::MAX),
+            }));
+        }
+    }
+
+    /// The means of the loss's metrics under `prefix/`.
+    pub(crate) fn named(&self, prefix: &str, sums: &[(f64, f64)]) -> Vec<NamedValue> {
+        let names = self.ready.engine.loss.metric_names();
+        let named = names.iter().zip(sums).map(|(name, (sum, weight))| NamedValue {
+            name: format!("{prefix}/{name}"),
+            value: finite(sum / weight),
+        });
+        named.collect()
+    }
+
+    fn is_checkpoint_due(&self) -> bool {
+        let done = self.ready.next_step;
+        let every = self.spec.checkpoint.every_steps;
+        done == self.ready.schedule.steps_total()
+            || every.is_some_and(|every| done.is_multiple_of(every))
+    }
+
+    fn checkpoint(&mut self) -> Result<(), Failure> {
+        if !self.is_reporter() {
+            return Ok(());
+        }
+        self.position.enter(Phase::Checkpoint);
+        let step = self.ready.next_step;
+        let place = self.ready.schedule.place(step);
+        let meta = Meta {
+            version: FORMAT_VERSION,
+            step: signed(step),
+            data_epoch: place.data_epoch.cast_signed(),
+            next_position: place.first_position.cast_signed(),
+            samples_per_epoch: self.ready.schedule.samples().cast_signed(),
+            optimizer_step: self.ready.optimizer_state.step,
+            settings: curve_settings(&self.spec),
+        };
+        self.checkpoints.begin(Snapshot {
+            layout: self.ready.engine.model.layout().clone(),
+            weights: self.ready.engine.weights.clone(),
+            optimizer: self.ready.optimizer_state.clone(),
+            meta,
+        })
+    }
+
+    /// Rank 0 speaks for all: what it reports is the same on every rank.
+    pub(crate) fn is_reporter(&self) -> bool {
+        self.rank == Rank(0)
+    }
+
+    pub(crate) fn call<'a>(&self, guest: &'static str, samples: &'a [u64]) -> GuestCall<'a> {
+        GuestCall { guest, rank: self.rank, samples }
+    }
+}
+
+/// The same words on every rank, whichever is heard first: all of it is known to all.
+fn non_finite(step: u64, outcome: &StepOutcome, parameter: Option<&str>) -> Failure {
+    let ranks = &outcome.non_finite_ranks;
+    let what = match (outcome.loss_sum.is_finite(), parameter) {
+        (true, Some(parameter)) => format!("the gradient of `{parameter}` is not finite"),
+        (true, None) => "a gradient is not finite".to_owned(),
+        (false, _) => format!("the loss is {}", outcome.loss_sum),
+    };
+    let whose = match ranks.as_slice() {
+        [] => String::new(),
+        [rank] => format!(" on rank {rank}"),
+        ranks => format!(" on ranks {ranks:?}"),
+    };
+    let message = format!("step {step}: {what}{whose}");
+    let evidence = json!({ "ranks": ranks, "parameter": parameter, "step": step });
+    let failure = Failure::new(FailureCode::NonFinite, message).with_evidence(evidence);
+    match ranks.first().map(|rank| i32::try_from(*rank)) {
+        Some(Ok(rank)) => failure.of_rank(Rank(rank)),
+        Some(Err(_)) | None => failure,
+    }
+}
+
+/// JSON has no NaN.
+pub(crate) fn finite(value: f64) -> Option<f64> {
+    Some(value).filter(|value| value.is_finite())
+}
+
+pub(crate) fn signed(step: u64) -> Step {
+    Step(step.cast_signed())
+}

@@ -1,0 +1,174 @@
+//! `lockstep-rank check`, as the server runs it: what fits is summed up, what does not is refused by field.
+#![expect(clippy::unwrap_used, reason = "a test's way to fail")]
+
+#[expect(dead_code, reason = "each test file uses its part")]
+mod harness;
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use harness::Files;
+use harness::jobs::{digits, digits_files, misbehaving, misbehaving_files};
+use lockstep_api::{
+    CheckRequest, CheckResponse, CheckSummary, FieldError, JobSpec, ModelSpec, Reduction,
+};
+use serde_json::json;
+
+fn check(spec: &JobSpec, files: &Files) -> CheckResponse {
+    let request = CheckRequest {
+        spec: spec.clone(),
+        loader_path: files.loader.to_string(),
+        loss_path: files.loss.to_string(),
+        train_dir: files.train_dir.to_string(),
+        eval_dir: files.eval_dir.as_ref().map(ToString::to_string),
+        cache_dir: harness::cache_dir().into(),
+    };
+    let mut child = Command::new(env!("CARGO_BIN_EXE_lockstep-rank"))
+        .arg("check")
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let text = serde_json::to_vec(&request).unwrap();
+    child.stdin.take().unwrap().write_all(&text).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn accepted(spec: &JobSpec, files: &Files) -> CheckSummary {
+    match check(spec, files) {
+        CheckResponse::Accepted(summary) => summary,
+        CheckResponse::Refused { errors } => panic!("{errors:?}"),
+    }
+}
+
+fn refused(spec: &JobSpec, files: &Files) -> FieldError {
+    match check(spec, files) {
+        CheckResponse::Accepted(summary) => panic!("{summary:?}"),
+        CheckResponse::Refused { mut errors } => {
+            assert_eq!(errors.len(), 1, "{errors:?}");
+            errors.remove(0)
+        }
+    }
+}
+
+fn model(inputs: u32, classes: u32) -> ModelSpec {
+    ModelSpec::Mlp { inputs, hidden: vec![32, 32], classes }
+}
+
+#[test]
+fn a_job_that_fits_is_summed_up() {
+    let summary = accepted(&digits(2, Reduction::FixedTree, 20), &digits_files());
+    assert_eq!((summary.train_samples, summary.eval_samples), (1437, Some(360)));
+    assert_eq!(summary.steps_total, 20 * 12);
+    assert_eq!(summary.parameter_count, 64 * 32 + 32 + 32 * 32 + 32 + 32 * 10 + 10);
+    assert!((1 << 20..512 << 20).contains(&summary.rank_memory_bytes), "{summary:?}");
+}
+
+#[test]
+fn a_raw_loss_is_accepted_as_well() {
+    let spec = misbehaving(1, json!({}), json!({}));
+    assert_eq!(accepted(&spec, &misbehaving_files("test-raw-loss")).eval_samples, None);
+}
+
+#[test]
+fn inputs_of_another_length_are_refused_with_the_loaders_shape() {
+    let mut spec = digits(1, Reduction::Fast, 1);
+    spec.model = model(63, 10);
+    let error = refused(&spec, &digits_files());
+    assert_eq!(error.field, "model.inputs");
+    assert_eq!(
+        error.message,
+        "expected 64, because the loader's tensor `x` is f32[16, 64]; found 63"
+    );
+}
+
+#[test]
+fn a_label_outside_of_the_classes_is_refused_with_the_sample() {
+    let mut spec = digits(1, Reduction::Fast, 1);
+    spec.model = model(64, 3);
+    let error = refused(&spec, &digits_files());
+    assert_eq!(error.field, "model.classes");
+    assert!(error.message.contains("found 3 (labels 0 to 2)"), "{error}");
+    assert!(error.message.contains("because sample "), "{error}");
+}
+
+#[test]
+fn components_in_each_others_place_are_refused() {
+    let spec = digits(1, Reduction::Fast, 1);
+    let right = digits_files();
+    let files = Files { loader: right.loss.clone(), ..right.clone() };
+    let error = refused(&spec, &files);
+    assert_eq!(error.field, "loader.component");
+    assert!(error.message.contains("expected a loader"), "{error}");
+    let files = Files { loss: right.loader.clone(), ..right };
+    assert_eq!(refused(&spec, &files).field, "loss.component");
+}
+
+#[test]
+fn what_is_no_component_is_refused() {
+    let spec = digits(1, Reduction::Fast, 1);
+    let files = Files { loader: digits_files().train_dir.join("digits.csv"), ..digits_files() };
+    assert_eq!(refused(&spec, &files).field, "loader.component");
+}
+
+#[test]
+fn a_config_that_a_guest_refuses_is_named() {
+    let mut spec = digits(1, Reduction::Fast, 1);
+    spec.loss.config = json!({ "label_smoothing": 1.5 });
+    let error = refused(&spec, &digits_files());
+    assert_eq!(error.field, "loss.config");
+    assert!(error.message.contains("label_smoothing is 1.5"), "{error}");
+    spec = digits(1, Reduction::Fast, 1);
+    spec.loader.config = json!({ "agument": true });
+    assert_eq!(refused(&spec, &digits_files()).field, "loader.config");
+}
+
+#[test]
+fn data_that_the_loader_cannot_read_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = camino::Utf8Path::from_path(folder.path()).unwrap().to_owned();
+    let files = Files { eval_dir: Some(empty), ..digits_files() };
+    assert_eq!(refused(&digits(1, Reduction::Fast, 1), &files).field, "data.eval");
+}
+
+#[test]
+fn guests_over_their_limits_are_refused_by_limit() {
+    let loader = |mode: &str| {
+        let spec = misbehaving(1, json!({ "mode": mode }), json!({}));
+        refused(&spec, &misbehaving_files("test-loss"))
+    };
+    assert_eq!(loader("loop").field, "loader.limits.call_ms");
+    assert_eq!(loader("bomb").field, "loader.limits.memory_mib");
+    assert_eq!(loader("huge").field, "loader.limits.output_mib");
+    assert_eq!(loader("overflow").field, "loader");
+    let trap = loader("trap");
+    assert_eq!(trap.field, "loader");
+    assert!(trap.message.contains("told to trap"), "{trap}");
+}
+
+#[test]
+fn a_loss_that_does_not_work_is_refused() {
+    for (loss, mode) in [
+        ("test-loss", "nan"),
+        ("test-loss", "shape"),
+        ("test-raw-loss", "nan"),
+        ("test-raw-loss", "shape"),
+    ] {
+        let spec = misbehaving(1, json!({}), json!({ "mode": mode }));
+        let error = refused(&spec, &misbehaving_files(loss));
+        assert_eq!(error.field, "loss", "{loss} {mode}: {error}");
+    }
+}
+
+#[test]
+fn a_slot_that_is_too_small_is_refused_with_the_need() {
+    let mut spec = digits(1, Reduction::Fast, 1);
+    spec.model = ModelSpec::Mlp { inputs: 64, hidden: vec![4096, 4096], classes: 10 };
+    spec.gang.slot.memory_mib = 128;
+    let error = refused(&spec, &digits_files());
+    assert_eq!(error.field, "gang.slot.memory_mib");
+    assert!(error.message.ends_with("found 128"), "{error}");
+}
