@@ -230,12 +230,13 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(10);
 
-    fn connected() -> (tempfile::TempDir, AgentLink, UnixStream) {
+    /// The agent's end is never closed: that would end the process.
+    fn connected() -> (tempfile::TempDir, AgentLink, &'static UnixStream) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent");
         let listener = UnixListener::bind(&path).unwrap();
         let link = AgentLink::connect(path.to_str().unwrap(), Rank(1), "key", LIMIT).unwrap();
-        (folder, link, listener.accept().unwrap().0)
+        (folder, link, Box::leak(Box::new(listener.accept().unwrap().0)))
     }
 
     fn next(reader: &mut BufReader<&UnixStream>) -> RankMessage {
@@ -249,7 +250,7 @@ mod tests {
         let (_folder, link, stream) = connected();
         link.send(RankMessage::Done);
         link.log(LogSource::Guest, LogLevel::Info, "one");
-        let mut reader = BufReader::new(&stream);
+        let mut reader = BufReader::new(stream);
         assert_eq!(
             next(&mut reader),
             RankMessage::Hello { rank: Rank(1), attempt_key: "key".to_owned() }
@@ -277,7 +278,7 @@ mod tests {
             link.log(LogSource::Guest, LogLevel::Info, &line);
         }
         link.send(RankMessage::Done);
-        let mut reader = BufReader::new(&stream);
+        let mut reader = BufReader::new(stream);
         let mut lines = 0;
         loop {
             match next(&mut reader) {

@@ -116,14 +116,15 @@ mod tests {
         assert!((429.0..529.0).contains(&average), "{average}");
     }
 
+    /// Written by a second implementation of the description above, in another language.
     #[test]
     fn the_numbers_are_pinned() {
         assert_eq!(order(7, 0, 10), PINNED_ORDER);
         assert_eq!([sample_seed(7, 0, 0), sample_seed(7, 1, 3)], PINNED_SEEDS);
     }
 
-    const PINNED_ORDER: [u64; 10] = [0; 10];
-    const PINNED_SEEDS: [u64; 2] = [0; 2];
+    const PINNED_ORDER: [u64; 10] = [7, 8, 2, 0, 5, 6, 1, 9, 3, 4];
+    const PINNED_SEEDS: [u64; 2] = [0x969e_30dc_884a_a9c7, 0x4ced_17cb_6c29_c4b1];
 
     #[test]
     fn sample_seeds_do_not_repeat() {
