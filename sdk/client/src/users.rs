@@ -4,7 +4,8 @@ use bytes::Bytes;
 use lockstep_api::{
     CreateJoinToken, CreateToken, DatasetView, Digest, FileManifest, JobId, JobSpec, JobSummary,
     JobView, JoinToken, LedgerView, ListJobs, LogLine, Me, MetricSeries, MissingRequest,
-    MissingResponse, NewToken, NodeView, Page, ReadLog, RegisterDataset, Step, TokenId,
+    MissingResponse, NewToken, NodeView, Page, ReadLog, RegisterDataset, Step, TokenId, TokenList,
+    TokenView,
 };
 use reqwest::Method;
 use reqwest::header::HeaderValue;
@@ -47,6 +48,12 @@ impl Client {
     /// Makes an access token. Sent once: a repeat would make a second one.
     pub async fn create_token(&self, request: &CreateToken) -> Result<NewToken, ClientError> {
         self.once(self.call(Method::POST, &["v1", "tokens"]).json(request)).await
+    }
+
+    /// The project's access tokens, without their secrets.
+    pub async fn tokens(&self) -> Result<Vec<TokenView>, ClientError> {
+        let answer: TokenList = self.repeat(self.call(Method::GET, &["v1", "tokens"])).await?;
+        Ok(answer.tokens)
     }
 
     /// Revokes an access token.
@@ -158,9 +165,9 @@ impl Client {
         self.repeat(self.call(Method::GET, &["v1", "jobs", &id.to_string()])).await
     }
 
-    /// Asks a job to end. Safe to repeat; read the job to see how far it is.
-    pub async fn cancel(&self, id: JobId) -> Result<(), ClientError> {
-        self.repeat_unit(self.call(Method::POST, &["v1", "jobs", &id.to_string(), "cancel"])).await
+    /// Asks a job to end. Safe to repeat; read the job again to see how far it is.
+    pub async fn cancel(&self, id: JobId) -> Result<JobView, ClientError> {
+        self.repeat(self.call(Method::POST, &["v1", "jobs", &id.to_string(), "cancel"])).await
     }
 
     /// Series of a job: all, or the one called `name`; only points after `after_step`, if given.

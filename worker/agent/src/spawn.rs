@@ -127,3 +127,93 @@ pub(crate) fn kill_group(leader: Pid) {
         Err(error) => tracing::error!(pid = leader.as_raw_pid(), %error, "cannot kill a rank"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::attempt::process_state;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn shell(script: &str) -> GangCommand {
+        GangCommand {
+            program: "/bin/sh".into(),
+            args: vec!["-c".to_owned(), script.to_owned()],
+            folder: "/".into(),
+            count: 1,
+        }
+    }
+
+    async fn until_gone(pid: i32) {
+        let gone = async {
+            while !matches!(process_state(pid), None | Some('Z')) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, gone).await.unwrap_or_else(|_| panic!("{pid} still lives"));
+    }
+
+    /// The first line that a program writes, as a number.
+    fn number(from: impl std::io::Read) -> i32 {
+        let mut line = String::new();
+        BufReader::new(from).read_line(&mut line).unwrap();
+        line.trim().rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn killing_a_group_reaches_what_the_rank_started() {
+        let spawner = Spawner::start().unwrap();
+        let mut gang = spawner.gang(shell("sleep 1000 & echo $! >&2; wait")).await.unwrap();
+        let mut child = gang.children.pop().unwrap();
+        let stderr = child.stderr.take().unwrap().into_owned_fd().unwrap();
+        let grandchild =
+            tokio::task::spawn_blocking(|| number(std::fs::File::from(stderr))).await.unwrap();
+        kill_group(Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap());
+        child.wait().await.unwrap();
+        until_gone(grandchild).await;
+    }
+
+    #[tokio::test]
+    async fn a_program_that_is_not_there_is_an_error_that_stops_nothing() {
+        let spawner = Spawner::start().unwrap();
+        let command = GangCommand { program: "/no/such/program".into(), ..shell("") };
+        assert_eq!(spawner.gang(command).await.unwrap_err().kind(), io::ErrorKind::NotFound);
+        let mut gang = spawner.gang(GangCommand { count: 3, ..shell("exit 7") }).await.unwrap();
+        for child in &mut gang.children {
+            assert_eq!(child.wait().await.unwrap().code(), Some(7));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_rank_dies_with_an_agent_that_is_killed() {
+        let mut agent = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "spawn::tests::acts_as_an_agent", "--ignored", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        writeln!(agent.stdin.take().unwrap(), "go").unwrap();
+        let rank = number(agent.stderr.take().unwrap());
+        assert!(process_state(rank).is_some());
+        agent.kill().unwrap();
+        agent.wait().unwrap();
+        until_gone(rank).await;
+    }
+
+    /// Not a test: starts a rank, says its number, and waits to be killed. Passes when nobody says "go".
+    #[tokio::test]
+    #[ignore = "is started by another test as an agent"]
+    async fn acts_as_an_agent() {
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).unwrap();
+        if line.trim() == "go" {
+            let gang = Spawner::start().unwrap().gang(shell("exec sleep 1000")).await.unwrap();
+            writeln!(std::io::stderr(), "{}", gang.children[0].id().unwrap()).unwrap();
+            std::future::pending::<()>().await;
+        }
+    }
+}

@@ -390,9 +390,8 @@ mod tests {
     fn the_file_shrinks_when_it_was_acknowledged_and_keeps_what_was_not() {
         let (_keep, path) = folder();
         let spool = Spool::open(&path, u64::MAX).unwrap();
-        let lines = u64::try_from(COMPACT_BYTES / 100).unwrap();
-        for pid in 0..lines {
-            append(&spool, i32::try_from(pid).unwrap());
+        for pid in 0..i32::try_from(COMPACT_BYTES / 100).unwrap() {
+            append(&spool, pid);
         }
         let before = std::fs::metadata(&path).unwrap().len();
         assert!(COMPACT_BYTES < before);

@@ -409,3 +409,7 @@ fn socket_name(fence: Fence) -> String {
     let id = fence.attempt_id.to_string();
     format!("{}-{}", &id[id.len().saturating_sub(12)..], fence.generation)
 }
+
+#[cfg(test)]
+#[path = "drive_tests.rs"]
+mod tests;

@@ -16,3 +16,5 @@ mod reporter;
 pub(crate) use course::own_failure;
 pub(crate) use drive::{Told, run};
 pub(crate) use positions::Positions;
+#[cfg(test)]
+pub(crate) use positions::process_state;

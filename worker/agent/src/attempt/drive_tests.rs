@@ -1,0 +1,368 @@
+//! Whole attempts with real processes: the rank is this test program again, told by the job's name what to do.
+//! Components are in the cache beforehand, so no server is needed; what would go there is read from the spool.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+
+use lockstep_api::{
+    AgentMessage, Digest, LedgerEntry, Phase, RankConfig, RankExit, Step, StepReport,
+};
+use lockstep_client::Client;
+use lockstep_service::Clock;
+use lockstep_shm::FlightRecord;
+
+use super::*;
+use crate::cache::Cache;
+use crate::gang::tests::{assignment, fence};
+use crate::node::{Places, Server};
+use crate::spawn::Spawner;
+use crate::spool::Spool;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const HELPER: &str = "attempt::drive::tests::acts_as_a_rank";
+
+struct Bench {
+    node: Arc<Node>,
+    assignment: Assignment,
+    told: watch::Sender<Told>,
+    positions: Arc<Positions>,
+    task: tokio::task::JoinHandle<()>,
+    _folder: tempfile::TempDir,
+}
+
+impl Bench {
+    /// Starts an attempt of `count` ranks that behave like `what`.
+    #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
+    fn start(what: &str, count: i32, has_components: bool) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let base = Utf8PathBuf::try_from(folder.path().to_owned()).unwrap();
+        let cache = Cache::open(&base.join("cache"), u64::MAX, Clock::system()).unwrap();
+        let mut assignment = assignment(fence(7, 3), count, false);
+        assignment.spec.name = what.to_owned();
+        for component in
+            [&mut assignment.spec.loader.component, &mut assignment.spec.loss.component]
+        {
+            let digest = Digest::of(component.as_bytes());
+            *component = digest.to_string();
+            if has_components {
+                cache.insert(&digest, cache.new_file().unwrap()).unwrap();
+            }
+        }
+        let places = Places {
+            rank_binary: rank_program(&base),
+            attempts: base.join("attempts"),
+            sockets: base.join("sockets"),
+            compiled: base.join("compiled"),
+        };
+        for made in [&places.attempts, &places.sockets] {
+            std::fs::create_dir(made).unwrap();
+        }
+        let (notes, _) = mpsc::unbounded_channel();
+        let node = Arc::new(Node {
+            // Nobody listens on port 9 of this machine.
+            server: Server::new(Client::new("http://127.0.0.1:9", "lsn_test").unwrap()),
+            spool: Spool::open(&base.join("reports.jsonl"), 1 << 20).unwrap(),
+            cache: Arc::new(cache),
+            spawner: Spawner::start().unwrap(),
+            clock: Clock::system(),
+            places,
+            notes,
+        });
+        let (told, receiver) = watch::channel(Told { order: Order::Run, verdict: None });
+        let positions = Arc::new(Positions::default());
+        let task = run(node.clone(), assignment.clone(), receiver, positions.clone());
+        let task = tokio::spawn(task);
+        Self { node, assignment, told, positions, task, _folder: folder }
+    }
+
+    fn tell(&self, order: Order) {
+        self.told.send_replace(Told { order, verdict: None });
+    }
+
+    /// Waits for a report.
+    async fn until(&self, is_it: impl Fn(&Report) -> bool) {
+        let mut newest = self.node.spool.newest();
+        tokio::time::timeout(LIMIT, async {
+            while !self.reports().iter().any(&is_it) {
+                newest.changed().await.unwrap();
+            }
+        })
+        .await
+        .unwrap_or_else(|_| panic!("not reported in time: {:#?}", self.reports()));
+    }
+
+    /// Waits until every rank has begun step 41.
+    async fn until_midway(&self) {
+        self.until(|report| matches!(report, Report::GroupFormed { .. })).await;
+    }
+
+    fn pid(&self, rank: i32) -> i32 {
+        self.positions.pid(Rank(rank)).unwrap()
+    }
+
+    fn reports(&self) -> Vec<Report> {
+        let batch = self.node.spool.next_batch(usize::MAX, u64::MAX).unwrap();
+        let of_the_fence = |fence: Fence| fence == fence_of(&self.assignment);
+        batch.into_iter().filter(|it| of_the_fence(it.fence)).map(|it| it.report).collect()
+    }
+
+    /// Waits for the end; then no process, folder or socket is left.
+    async fn end(self) -> Vec<Report> {
+        let reports = |bench: &Self| bench.reports();
+        let mut bench = self;
+        let ended = tokio::time::timeout(LIMIT, &mut bench.task).await;
+        ended.unwrap_or_else(|_| panic!("did not end: {:#?}", reports(&bench))).unwrap();
+        for position in bench.positions.all() {
+            assert_eq!(process_state(position.pid), None, "{position:?}");
+        }
+        for folder in [&bench.node.places.attempts, &bench.node.places.sockets] {
+            assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "{folder}");
+        }
+        reports(&bench)
+    }
+}
+
+/// A program that runs [`acts_as_a_rank`].
+fn rank_program(folder: &camino::Utf8Path) -> Utf8PathBuf {
+    let path = folder.join("rank");
+    let own = std::env::current_exe().unwrap();
+    let script =
+        format!("#!/bin/sh\nexec '{}' --exact {HELPER} --ignored --nocapture\n", own.display());
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+    path
+}
+
+/// A report in a few words.
+fn short(report: &Report) -> String {
+    match report {
+        Report::RankStarted { rank, .. } => format!("started {rank}"),
+        Report::GroupFormed { .. } => "formed".to_owned(),
+        Report::Steps { steps } => format!("steps {}", steps.len()),
+        Report::Evaluated { .. } => "evaluated".to_owned(),
+        Report::Log { .. } => "log".to_owned(),
+        Report::RankExited { rank, exit: RankExit { code, signal, .. } } => {
+            format!("exited {rank} {code:?} {signal:?}")
+        }
+        Report::Failed(failure) => format!("failed {}", failure.code),
+        Report::Finished => "finished".to_owned(),
+        Report::Stopped => "stopped".to_owned(),
+    }
+}
+
+fn shorts(reports: &[Report]) -> Vec<String> {
+    reports.iter().filter(|it| !matches!(it, Report::Log { .. })).map(short).collect()
+}
+
+fn verdict(reports: &[Report]) -> FailureReport {
+    let failed = reports.iter().find_map(|report| match report {
+        Report::Failed(failure) => Some(failure.clone()),
+        _ => None,
+    });
+    failed.unwrap_or_else(|| panic!("no verdict: {reports:#?}"))
+}
+
+#[tokio::test]
+async fn ranks_that_finish_are_released_and_every_step_is_reported_in_order() {
+    let reports = Bench::start("finish", 2, true).end().await;
+    let said = shorts(&reports);
+    assert_eq!(said[..3], ["started 0", "started 1", "formed"]);
+    assert_eq!(said[3], "steps 1", "the first step is reported at once: {said:?}");
+    assert_eq!(said.last().unwrap(), "finished");
+    for rank in [0, 1] {
+        assert!(said.contains(&format!("exited {rank} Some(0) None")), "{said:?}");
+    }
+    let steps = reports.iter().flat_map(|report| match report {
+        Report::Steps { steps } => steps.iter().map(|step| step.ledger.step.0).collect(),
+        _ => Vec::new(),
+    });
+    assert_eq!(steps.collect::<Vec<_>>(), (0..1200).collect::<Vec<i64>>());
+}
+
+#[tokio::test]
+async fn a_rank_killed_from_outside_is_named_and_takes_the_others_along() {
+    let bench = Bench::start("work", 2, true);
+    bench.until_midway().await;
+    let pid = bench.pid(1);
+    rustix::process::kill_process(Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL)
+        .unwrap();
+    let reports = bench.end().await;
+    let verdict = verdict(&reports);
+    assert_eq!(
+        verdict.message,
+        format!("rank 1 (pid {pid}) was killed by signal 9 (SIGKILL) at step 41 in phase backward")
+    );
+    let said = shorts(&reports);
+    let end = ["failed peer_gone", "exited 1 None Some(9)", "exited 0 None Some(9)", "stopped"];
+    assert_eq!(said[said.len() - 4..], end);
+}
+
+#[tokio::test]
+async fn a_rank_that_ends_badly_without_a_word_is_quoted() {
+    let reports = Bench::start("panic", 1, true).end().await;
+    let verdict = verdict(&reports);
+    assert!(verdict.message.contains("ended with status 101"), "{verdict:#?}");
+    assert!(verdict.evidence.to_string().contains("something is off"), "{verdict:#?}");
+    let lines = reports.iter().flat_map(|report| match report {
+        Report::Log { lines } => lines.clone(),
+        _ => Vec::new(),
+    });
+    assert!(lines.into_iter().any(|line| line.text.contains("something is off")));
+}
+
+#[tokio::test]
+async fn a_ranks_own_verdict_comes_before_its_exit() {
+    let reports = Bench::start("fail", 2, true).end().await;
+    let said = shorts(&reports);
+    let at = |what: &str| {
+        said.iter().position(|it| it == what).unwrap_or_else(|| panic!("{what}: {said:?}"))
+    };
+    assert!(at("failed guest_trap") < at("exited 1 Some(1) None"));
+    assert_eq!(verdict(&reports).code, FailureCode::GuestTrap);
+    assert_eq!(said.last().unwrap(), "stopped");
+}
+
+#[tokio::test]
+async fn a_stopped_rank_that_others_wait_for_is_described() {
+    let bench = Bench::start("complain", 2, true);
+    bench.until_midway().await;
+    let pid = bench.pid(1);
+    let rank = Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(rank, rustix::process::Signal::STOP).unwrap();
+    let is_stopped = async {
+        while process_state(pid) != Some('T') {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, is_stopped).await.unwrap();
+    // Rank 0 complains once it is asked to stop.
+    bench.tell(Order::Stop);
+    let verdict = verdict(&bench.end().await);
+    assert_eq!(verdict.code, FailureCode::NotEntered);
+    assert_eq!(
+        verdict.message,
+        format!(
+            "rank 1 has not entered; rank 1 (pid {pid}) is in phase backward of step 41, stopped"
+        )
+    );
+}
+
+#[tokio::test]
+async fn ranks_asked_to_stop_leave_by_themselves_and_stubborn_ones_are_killed() {
+    for (what, exit) in [("obey", "Some(0) None"), ("work", "None Some(9)")] {
+        let bench = Bench::start(what, 2, true);
+        bench.until_midway().await;
+        bench.tell(Order::Stop);
+        let reports = bench.end().await;
+        let said = shorts(&reports);
+        assert!(said.contains(&format!("exited 0 {exit}")), "{what}: {said:?}");
+        assert!(!said.iter().any(|it| it.starts_with("failed")), "{what}: {said:?}");
+        assert_eq!(said.last().unwrap(), "stopped", "{what}");
+    }
+}
+
+#[tokio::test]
+async fn an_attempt_that_waits_for_its_files_can_be_taken_back() {
+    let bench = Bench::start("finish", 1, false);
+    bench.told.send_replace(Told {
+        order: Order::Kill,
+        verdict: Some(own_failure(FailureCode::NodeLost, "the node leaves".to_owned())),
+    });
+    assert_eq!(shorts(&bench.end().await), ["failed node_lost", "stopped"]);
+}
+
+/// Not a test: the other side of the tests above. Says nothing and passes when it is run as one.
+#[test]
+#[ignore = "is started by the other tests as a rank"]
+fn acts_as_a_rank() {
+    let Ok(config) = serde_json::from_reader::<_, RankConfig>(std::io::stdin()) else { return };
+    leave(act(&config));
+}
+
+#[expect(clippy::exit, reason = "a rank says how it went by its exit status")]
+fn leave(status: i32) -> ! {
+    std::process::exit(status)
+}
+
+fn act(config: &RankConfig) -> i32 {
+    let mut stream = UnixStream::connect(&config.socket_path).unwrap();
+    let mut answers = BufReader::new(stream.try_clone().unwrap());
+    let mut say = |message: &RankMessage| {
+        writeln!(stream, "{}", serde_json::to_string(message).unwrap()).unwrap();
+    };
+    let mut hear = || {
+        let mut line = String::new();
+        answers.read_line(&mut line).unwrap();
+        serde_json::from_str::<AgentMessage>(&line).ok()
+    };
+    assert!(lockstep_shm::inherited_group_memory(config.group_fd).is_ok());
+    // The shell in between sets one of its own.
+    assert!(std::env::vars().all(|(name, _)| name == "PWD"));
+    let record =
+        FlightRecord::create(&config.flight_record_path, config.rank.0.unsigned_abs()).unwrap();
+    record.set_step(41);
+    let backward = Phase::ALL.iter().position(|it| *it == Phase::Backward).unwrap();
+    record.set_phase(u32::try_from(backward).unwrap());
+    say(&RankMessage::Hello { rank: config.rank, attempt_key: config.attempt_key.clone() });
+    // All have begun before anyone goes on: whoever is last says so.
+    let folder = camino::Utf8Path::new(&config.flight_record_path).parent().unwrap().to_owned();
+    let begun = folder.join(format!("begun-{}", config.rank));
+    std::fs::write(&begun, "").unwrap();
+    let all_begun =
+        || (0..config.world_size).all(|rank| folder.join(format!("begun-{rank}")).exists());
+    if config.rank == Rank(0) {
+        while !all_begun() {
+            std::thread::yield_now();
+        }
+        say(&RankMessage::Formed { step: Step(0), samples_per_epoch: 1, steps_total: Step(1200) });
+    }
+    match config.spec.name.as_str() {
+        "finish" => {
+            if config.rank == Rank(0) {
+                (0..1200).for_each(|step| say(&RankMessage::Step(step_report(step))));
+            }
+            say(&RankMessage::Done);
+            i32::from(hear() != Some(AgentMessage::Released))
+        }
+        "obey" => {
+            assert_eq!(hear(), Some(AgentMessage::Stop));
+            say(&RankMessage::Done);
+            i32::from(hear() != Some(AgentMessage::Released))
+        }
+        "work" => {
+            while hear().is_some() {}
+            std::thread::park();
+            3
+        }
+        "panic" => {
+            writeln!(std::io::stderr(), "something is off").unwrap();
+            101
+        }
+        "fail" if config.rank == Rank(1) => {
+            say(&RankMessage::Failed(own_failure(
+                FailureCode::GuestTrap,
+                "unreachable".to_owned(),
+            )));
+            1
+        }
+        "complain" if config.rank == Rank(0) => {
+            assert_eq!(hear(), Some(AgentMessage::Stop));
+            let evidence = serde_json::json!({ "missing": [1] });
+            let message = "rank 1 has not entered".to_owned();
+            let report = own_failure(FailureCode::NotEntered, message);
+            say(&RankMessage::Failed(FailureReport { evidence, ..report }));
+            1
+        }
+        _ => {
+            while hear().is_some() {}
+            3
+        }
+    }
+}
+
+fn step_report(step: i64) -> StepReport {
+    let ledger =
+        LedgerEntry { step: Step(step), data_epoch: 0, first_position: step, sample_count: 1 };
+    StepReport { ledger, loss: Some(0.5), metrics: Vec::new(), duration_us: 1 }
+}
