@@ -296,27 +296,7 @@ fn act(config: &RankConfig) -> i32 {
         answers.read_line(&mut line).unwrap();
         serde_json::from_str::<AgentMessage>(&line).ok()
     };
-    assert!(lockstep_shm::inherited_group_memory(config.group_fd).is_ok());
-    // The shell in between sets one of its own.
-    assert!(std::env::vars().all(|(name, _)| name == "PWD"));
-    let record =
-        FlightRecord::create(&config.flight_record_path, config.rank.0.unsigned_abs()).unwrap();
-    record.set_step(41);
-    let backward = Phase::ALL.iter().position(|it| *it == Phase::Backward).unwrap();
-    record.set_phase(u32::try_from(backward).unwrap());
-    say(&RankMessage::Hello { rank: config.rank, attempt_key: config.attempt_key.clone() });
-    // All have begun before anyone goes on: whoever is last says so.
-    let folder = camino::Utf8Path::new(&config.flight_record_path).parent().unwrap().to_owned();
-    let begun = folder.join(format!("begun-{}", config.rank));
-    std::fs::write(&begun, "").unwrap();
-    let all_begun =
-        || (0..config.world_size).all(|rank| folder.join(format!("begun-{rank}")).exists());
-    if config.rank == Rank(0) {
-        while !all_begun() {
-            std::thread::yield_now();
-        }
-        say(&RankMessage::Formed { step: Step(0), samples_per_epoch: 1, steps_total: Step(1200) });
-    }
+    begin(config, &mut say);
     match config.spec.name.as_str() {
         "finish" => {
             if config.rank == Rank(0) {
@@ -358,6 +338,28 @@ fn act(config: &RankConfig) -> i32 {
             while hear().is_some() {}
             3
         }
+    }
+}
+
+/// Looks at what the agent gave, writes a flight record, says hello.
+fn begin(config: &RankConfig, say: &mut impl FnMut(&RankMessage)) {
+    assert!(lockstep_shm::inherited_group_memory(config.group_fd).is_ok());
+    // The shell in between sets one of its own.
+    assert!(std::env::vars().all(|(name, _)| name == "PWD"));
+    let path = camino::Utf8Path::new(&config.flight_record_path);
+    let record = FlightRecord::create(path, config.rank.0.unsigned_abs()).unwrap();
+    record.set_step(41);
+    let backward = Phase::ALL.iter().position(|it| *it == Phase::Backward).unwrap();
+    record.set_phase(u32::try_from(backward).unwrap());
+    say(&RankMessage::Hello { rank: config.rank, attempt_key: config.attempt_key.clone() });
+    // Rank 0 speaks of a group only once all have begun.
+    let begun = |rank: i32| path.with_file_name(format!("begun-{rank}"));
+    std::fs::write(begun(config.rank.0), "").unwrap();
+    if config.rank == Rank(0) {
+        while !(0..config.world_size.cast_signed()).all(|rank| begun(rank).exists()) {
+            std::thread::yield_now();
+        }
+        say(&RankMessage::Formed { step: Step(0), samples_per_epoch: 1, steps_total: Step(1200) });
     }
 }
 
