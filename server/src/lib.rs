@@ -8,13 +8,18 @@ pub mod db;
 pub mod init;
 pub mod openapi;
 pub mod problem;
+pub mod reconcile;
 pub mod router;
 pub mod serve;
 
+mod attempts;
 mod audit;
+mod checkpoints;
 mod data;
 mod events;
 mod extract;
 mod jobs;
+mod nodes;
+mod progress;
 mod tokens;
 mod ui;

@@ -1,6 +1,7 @@
 //! Bytes by digest: chunks, files of chunks, datasets of files. Whoever puts a digest proves it with the bytes.
 
 pub(crate) mod check;
+pub(crate) mod collect;
 pub(crate) mod http;
 pub(crate) mod readback;
 pub(crate) mod store;

@@ -1,0 +1,321 @@
+//! Carries out what the core decides: rows are locked, the core takes a step, its effects are written, all in one transaction.
+//!
+//! The order of locks is that of [`crate::jobs::store::lifecycle`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use lockstep_api::{AttemptId, FailureId, JobEventKind, JobId, JobState, NodeId, ProjectId};
+use lockstep_core::{
+    Effect, Event, JobEffect, JobEvent, LeaseTerms, NodeLoss, Place, Standing, StepError, Terms,
+};
+use sqlx::PgConnection;
+
+use crate::app::{App, Wakeup};
+use crate::attempts::store::{self, LockedAttempt};
+use crate::config::Settings;
+use crate::jobs::store::lifecycle::{self, LockedJob};
+use crate::nodes;
+use crate::problem::Problem;
+use crate::progress;
+use crate::progress::store::NewFailure;
+
+/// What a job's `waiting` says between a failure and the next pass of placement.
+const WAITS_FOR_RETRY: &str = "waits to be placed again after a failure";
+
+/// The order in which changes of one transaction are told.
+const KINDS: [JobEventKind; 5] = [
+    JobEventKind::State,
+    JobEventKind::Metrics,
+    JobEventKind::Log,
+    JobEventKind::Failure,
+    JobEventKind::Checkpoint,
+];
+
+/// The times that nodes are held to.
+pub(crate) fn lease_terms(settings: &Settings) -> Result<LeaseTerms, Problem> {
+    let Settings { heartbeat, lease, orphan_grace, .. } = settings;
+    // Settings whose lease is short in comparison are legal; they only make a lost heartbeat count sooner.
+    let heartbeat = (*heartbeat).min((*lease / 2).saturating_sub(Duration::from_millis(1)));
+    LeaseTerms::new(heartbeat, *lease, *orphan_grace).map_err(Problem::internal)
+}
+
+/// What readers must be told once the transaction is committed.
+#[derive(Debug, Default)]
+pub(crate) struct Announcement {
+    reconcilers: bool,
+    polls: bool,
+    events: BTreeSet<JobId>,
+}
+
+impl Announcement {
+    /// Wakes everyone concerned. Call after the commit.
+    pub(crate) fn send(self, wakeup: &Wakeup) {
+        if self.polls {
+            wakeup.assignments_changed();
+        }
+        if self.reconcilers {
+            wakeup.jobs_changed();
+        }
+        for job in self.events {
+            wakeup.job_event(job);
+        }
+    }
+}
+
+/// Rows that one transaction has locked, and what has happened to them in it.
+#[derive(Debug)]
+pub(crate) struct Drive<'a> {
+    app: &'a App,
+    lease: LeaseTerms,
+    now: DateTime<Utc>,
+    jobs: BTreeMap<JobId, LockedJob>,
+    attempts: BTreeMap<AttemptId, LockedAttempt>,
+    /// Attempts and jobs whose rows differ from what is stored.
+    changed_attempts: BTreeSet<AttemptId>,
+    changed_jobs: BTreeSet<JobId>,
+    reassigned: BTreeSet<NodeId>,
+    /// Places in [`KINDS`].
+    kinds: BTreeMap<JobId, BTreeSet<usize>>,
+    announcement: Announcement,
+}
+
+impl<'a> Drive<'a> {
+    /// Locks jobs, attempts and their nodes (and `also`), in this order.
+    pub(crate) async fn lock(
+        app: &'a App,
+        db: &mut PgConnection,
+        jobs: &[JobId],
+        attempts: &[AttemptId],
+        also: Option<NodeId>,
+    ) -> Result<Self, Problem> {
+        let lease = lease_terms(&app.settings)?;
+        let jobs = lifecycle::lock(db, jobs).await?;
+        let attempts = store::lock(db, attempts).await?;
+        let mut nodes: BTreeSet<NodeId> = attempts.iter().flat_map(LockedAttempt::nodes).collect();
+        nodes.extend(also);
+        nodes::store::lock(db, &nodes.into_iter().collect::<Vec<_>>()).await?;
+        Ok(Self {
+            app,
+            lease,
+            now: app.clock.now(),
+            jobs: jobs.into_iter().map(|job| (job.id, job)).collect(),
+            attempts: attempts.into_iter().map(|attempt| (attempt.id, attempt)).collect(),
+            changed_attempts: BTreeSet::new(),
+            changed_jobs: BTreeSet::new(),
+            reassigned: BTreeSet::new(),
+            kinds: BTreeMap::new(),
+            announcement: Announcement::default(),
+        })
+    }
+
+    pub(crate) fn now(&self) -> DateTime<Utc> {
+        self.now
+    }
+
+    pub(crate) fn attempt(&self, id: AttemptId) -> Option<&LockedAttempt> {
+        self.attempts.get(&id)
+    }
+
+    pub(crate) fn job(&self, id: JobId) -> Option<&LockedJob> {
+        self.jobs.get(&id)
+    }
+
+    /// The attempt's own columns are about to change.
+    pub(crate) fn attempt_mut(&mut self, id: AttemptId) -> Option<&mut LockedAttempt> {
+        self.changed_attempts.insert(id);
+        self.attempts.get_mut(&id)
+    }
+
+    /// A reader of the job's stream will be told of this kind of change.
+    pub(crate) fn note(&mut self, job: JobId, kind: JobEventKind) {
+        let place = KINDS.iter().position(|k| *k == kind);
+        self.kinds.entry(job).or_default().extend(place);
+    }
+
+    /// Takes one step with an attempt and writes its effects down.
+    pub(crate) async fn step(
+        &mut self,
+        db: &mut PgConnection,
+        id: AttemptId,
+        event: Event,
+    ) -> Result<Result<(), StepError>, Problem> {
+        let Some(attempt) = self.attempts.get(&id) else { return Ok(Err(StepError::Over)) };
+        let Some(job) = self.jobs.get(&attempt.job_id) else { return Ok(Err(StepError::Over)) };
+        let (job_id, before) = (job.id, attempt.core.clone());
+        let terms = Terms { lease: self.lease, timeouts: job.timeouts() };
+        let (after, effects) = match before.clone().step(event, terms, self.now) {
+            Ok(stepped) => stepped,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        if after == before && effects.is_empty() {
+            return Ok(Ok(()));
+        }
+        if after.stage.label() != before.stage.label() {
+            self.note(job_id, JobEventKind::State);
+            self.announcement.reconcilers = true;
+        }
+        for (rank, member) in &after.gang.members {
+            let was = before.gang.members.get(rank).map(|member| member.place);
+            if member.place == Place::Finished && was != Some(Place::Finished) {
+                store::record_finish(db, id, *rank, self.now).await?;
+            }
+        }
+        if let Some(attempt) = self.attempt_mut(id) {
+            attempt.core = after;
+        }
+        for effect in effects {
+            self.carry_out(db, id, effect).await?;
+        }
+        Ok(Ok(()))
+    }
+
+    async fn carry_out(
+        &mut self,
+        db: &mut PgConnection,
+        id: AttemptId,
+        effect: Effect,
+    ) -> Result<(), Problem> {
+        let Some(attempt) = self.attempts.get(&id) else { return Ok(()) };
+        let job_id = attempt.job_id;
+        match effect {
+            Effect::File { failure, standing } => {
+                let new = NewFailure {
+                    id: self.app.new_id(FailureId::new),
+                    project_id: attempt.project_id,
+                    job_id,
+                    attempt_id: id,
+                    generation: attempt.core.gang.generation,
+                    failure: &failure,
+                    standing,
+                };
+                progress::store::insert_failure(db, new, self.now).await?;
+                if standing == Standing::Verdict {
+                    let message = failure.report.message.as_str();
+                    tracing::warn!(job.id = %job_id, attempt.id = %id, code = %failure.report.code, message, "attempt failed");
+                    self.note(job_id, JobEventKind::Failure);
+                }
+                self.announcement.reconcilers = true;
+            }
+            Effect::PromoteSuspect => {
+                progress::store::promote_suspect(db, id).await?;
+                self.note(job_id, JobEventKind::Failure);
+            }
+            Effect::Release { rank } => {
+                store::release(db, id, rank, self.now).await?;
+                self.note(job_id, JobEventKind::State);
+                self.announcement.reconcilers = true;
+            }
+            Effect::Reassign => self.reassigned.extend(attempt.nodes()),
+            Effect::Over { outcome, blame } => {
+                let generation = attempt.core.gang.generation;
+                self.step_job(job_id, JobEvent::AttemptEnded { generation, outcome, blame })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one step with a job; answers what the caller must do.
+    pub(crate) fn step_job(
+        &mut self,
+        id: JobId,
+        event: JobEvent,
+    ) -> Result<Vec<JobEffect>, Problem> {
+        let Some(job) = self.jobs.get_mut(&id) else { return Ok(vec![]) };
+        let (after, effects) = job.core.step(event).map_err(Problem::internal)?;
+        if after != job.core {
+            job.core = after;
+            self.changed_jobs.insert(id);
+            self.note(id, JobEventKind::State);
+            self.announcement.reconcilers = true;
+        }
+        Ok(effects)
+    }
+
+    /// The sets of these nodes changed.
+    pub(crate) fn reassign(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
+        self.reassigned.extend(nodes);
+    }
+
+    /// Writes what is left to write. Commit afterwards, then send the announcement.
+    pub(crate) async fn finish(mut self, db: &mut PgConnection) -> Result<Announcement, Problem> {
+        for id in &self.changed_attempts {
+            if let Some(attempt) = self.attempts.get(id) {
+                store::save(db, attempt, self.now).await?;
+            }
+        }
+        for id in &self.changed_jobs {
+            if let Some(job) = self.jobs.get(id) {
+                let waiting = (job.core.state == JobState::Queued).then_some(WAITS_FOR_RETRY);
+                lifecycle::save(db, *id, job.core, waiting, self.now).await?;
+            }
+        }
+        if !self.reassigned.is_empty() {
+            let nodes: Vec<NodeId> = self.reassigned.iter().copied().collect();
+            nodes::store::bump(db, &nodes).await?;
+            self.announcement.polls = true;
+        }
+        for (id, places) in &self.kinds {
+            let Some(job) = self.jobs.get(id) else { continue };
+            let kinds: Vec<JobEventKind> = places.iter().map(|&place| KINDS[place]).collect();
+            progress::store::append_events(db, job.project_id, *id, &kinds, self.now).await?;
+            self.announcement.events.insert(*id);
+        }
+        Ok(self.announcement)
+    }
+}
+
+/// Asks a job of `project` to end: a queued one ends here, one at work is told to stop. Repeating changes nothing. Answers
+/// whether there is such a job.
+pub(crate) async fn request_cancel(
+    app: &App,
+    project: ProjectId,
+    job: JobId,
+) -> Result<bool, Problem> {
+    let mut tx = app.db.system().await?;
+    if lifecycle::lock_of_project(&mut tx, project, job).await?.is_none() {
+        return Ok(false);
+    }
+    let attempt = store::at_work(&mut tx, job).await?;
+    let attempts: Vec<AttemptId> = attempt.into_iter().collect();
+    let mut drive = Drive::lock(app, &mut tx, &[job], &attempts, None).await?;
+    let effects = drive.step_job(job, JobEvent::CancelRequested)?;
+    if effects.contains(&JobEffect::StopAttempt) {
+        for id in attempts {
+            // An attempt at work can always be asked to stop.
+            let _refused = drive.step(&mut tx, id, Event::StopRequested).await?;
+        }
+    }
+    let announcement = drive.finish(&mut tx).await?;
+    tx.commit().await?;
+    announcement.send(&app.wakeup);
+    Ok(true)
+}
+
+/// Attempts that hear of a loss of `node`: those with a rank on it that is not known to be gone, and those at work.
+pub(crate) async fn concerned(app: &App, node: NodeId) -> Result<Vec<(AttemptId, JobId)>, Problem> {
+    let mut tx = app.db.system().await?;
+    let concerned = store::of_node(&mut tx, node).await?;
+    tx.rollback().await?;
+    Ok(concerned)
+}
+
+/// Tells attempts that `node` was lost in this way.
+pub(crate) async fn lose_node(
+    app: &App,
+    node: NodeId,
+    loss: NodeLoss,
+    concerned: Vec<(AttemptId, JobId)>,
+) -> Result<(), Problem> {
+    for (attempt, job) in concerned {
+        let mut tx = app.db.system().await?;
+        let mut drive = Drive::lock(app, &mut tx, &[job], &[attempt], Some(node)).await?;
+        // What the core has nothing to say about changes nothing.
+        let _refused = drive.step(&mut tx, attempt, Event::NodeLost { node, loss }).await?;
+        let announcement = drive.finish(&mut tx).await?;
+        tx.commit().await?;
+        announcement.send(&app.wakeup);
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! Looks after attempts and the queue, without input: lets time pass over attempts, and places what can be placed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lockstep_api::{AttemptId, AttemptState, DeviceKind, JobEventKind, NodeId, OrganisationId};
+use lockstep_core::{
+    Decision, Event, JobEffect, JobEvent, NodeOffer, Placed, Request, SlotOffer, schedule,
+};
+
+use crate::app::App;
+use crate::attempts::drive::{Drive, lease_terms};
+use crate::attempts::store::{self, NewAttempt};
+use crate::checkpoints;
+use crate::jobs::store::lifecycle::{self, QueuedJob};
+use crate::nodes::inventory::Slot;
+use crate::nodes::store::{self as nodes, Node};
+use crate::problem::Problem;
+use crate::progress;
+use crate::reconcile::Soon;
+
+/// The index that refuses a slot to a second rank.
+const SLOT_IS_TAKEN: &str = "group_member_holds_its_slot_alone";
+
+/// Lets time pass over attempts: leases, the grace of a stop, symptoms without a cause.
+pub(crate) async fn tick(app: &App) -> Result<Soon, Problem> {
+    let mut tx = app.db.system().await?;
+    let unfinished = store::unfinished(&mut tx).await?;
+    let ids: Vec<AttemptId> = unfinished.iter().map(|attempt| attempt.id).collect();
+    let suspects = progress::store::suspects(&mut tx, &ids).await?;
+    tx.rollback().await?;
+    let now = app.clock.now();
+    for attempt in unfinished {
+        let is_due = attempt.state == AttemptState::Stopping
+            || attempt.lease_expires_at <= now
+            || suspects.contains_key(&attempt.id);
+        if is_due {
+            let mut tx = app.db.system().await?;
+            let mut drive =
+                Drive::lock(app, &mut tx, &[attempt.job_id], &[attempt.id], None).await?;
+            let _refused = drive.step(&mut tx, attempt.id, Event::Tick).await?;
+            let announcement = drive.finish(&mut tx).await?;
+            tx.commit().await?;
+            announcement.send(&app.wakeup);
+        }
+    }
+    Ok(if suspects.is_empty() { Soon::No } else { Soon::Yes })
+}
+
+/// Places queued jobs, first come first served, and says of the others why they wait.
+pub(crate) async fn place(app: &App) -> Result<(), Problem> {
+    let mut tx = app.db.system().await?;
+    let queue = lifecycle::queue(&mut tx).await?;
+    if queue.is_empty() {
+        return Ok(());
+    }
+    let nodes = nodes::list(&mut tx, None).await?;
+    let held = store::held_slots(&mut tx).await?;
+    tx.rollback().await?;
+    let terms = lease_terms(&app.settings)?;
+    let now = app.clock.now();
+    let mut offers: BTreeMap<OrganisationId, Vec<NodeOffer>> = BTreeMap::new();
+    for node in nodes.into_iter().filter(|node| node.is_live(terms, now)) {
+        offers.entry(node.organisation_id).or_default().push(offer(node, &held));
+    }
+    let mut queues: BTreeMap<OrganisationId, Vec<QueuedJob>> = BTreeMap::new();
+    for job in queue {
+        queues.entry(job.organisation_id).or_default().push(job);
+    }
+    for (organisation, jobs) in queues {
+        let requests: Vec<Request> = jobs.iter().map(|job| job.request.clone()).collect();
+        let nodes = offers.get(&organisation).map_or(&[][..], Vec::as_slice);
+        for (job, decision) in jobs.iter().zip(schedule(&requests, nodes)) {
+            match decision {
+                Decision::Placed(places) => begin(app, job, &places).await?,
+                Decision::Waits(reason) => explain(app, job, &reason.to_string()).await?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn offer(node: Node, held: &BTreeSet<(NodeId, DeviceKind, i32)>) -> NodeOffer {
+    let count = |stored: i32| u32::try_from(stored).unwrap_or(0);
+    let slot = |slot: Slot| SlotOffer {
+        device: slot.device,
+        index: slot.index,
+        cores: count(slot.cores),
+        memory_mib: count(slot.memory_mib),
+        is_held: held.contains(&(node.id, slot.device, slot.index)),
+    };
+    NodeOffer { node: node.id, name: node.name, slots: node.slots.into_iter().map(slot).collect() }
+}
+
+/// Begins an attempt, unless the job or a slot was taken meanwhile: then the next pass decides anew.
+async fn begin(app: &App, job: &QueuedJob, places: &[Placed]) -> Result<(), Problem> {
+    let mut tx = app.db.system().await?;
+    let mut drive = Drive::lock(app, &mut tx, &[job.id], &[], None).await?;
+    let effects = match drive.step_job(job.id, JobEvent::Placed) {
+        Ok(effects) => effects,
+        Err(problem) => {
+            tracing::debug!(job.id = %job.id, %problem, "a job left the queue while it was being placed");
+            return Ok(());
+        }
+    };
+    let Some(locked) = drive.job(job.id).filter(|_| effects.contains(&JobEffect::BeginAttempt))
+    else {
+        return Ok(());
+    };
+    let nodes: BTreeSet<NodeId> = places.iter().map(|place| place.node).collect();
+    let resume = checkpoints::store::newest(&mut tx, job.id).await?;
+    let key = app.random.bytes::<32>().map(|byte| format!("{byte:02x}")).concat();
+    let id = app.new_id(AttemptId::new);
+    let attempt = NewAttempt {
+        id,
+        project_id: locked.project_id,
+        job_id: job.id,
+        generation: locked.core.generation,
+        attempt_key: &key,
+        resume,
+        lease_expires_at: lease_terms(&app.settings)?.expiry(drive.now()),
+        places,
+    };
+    let generation = attempt.generation;
+    let now = drive.now();
+    match store::insert(&mut tx, attempt, now).await {
+        Ok(()) => {}
+        Err(sqlx::Error::Database(error)) if error.constraint() == Some(SLOT_IS_TAKEN) => {
+            tracing::debug!(job.id = %job.id, "a slot was taken while the job was being placed");
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    }
+    nodes::lock(&mut tx, &nodes.iter().copied().collect::<Vec<_>>()).await?;
+    drive.reassign(nodes);
+    let announcement = drive.finish(&mut tx).await?;
+    tx.commit().await?;
+    announcement.send(&app.wakeup);
+    tracing::info!(job.id = %job.id, attempt.id = %id, attempt.generation = %generation, "job placed");
+    Ok(())
+}
+
+async fn explain(app: &App, job: &QueuedJob, reason: &str) -> Result<(), Problem> {
+    if job.waiting.as_deref() == Some(reason) {
+        return Ok(());
+    }
+    let mut tx = app.db.system().await?;
+    if let Some(project) = lifecycle::set_waiting(&mut tx, job.id, reason).await? {
+        let kinds = [JobEventKind::State];
+        progress::store::append_events(&mut tx, project, job.id, &kinds, app.clock.now()).await?;
+        tx.commit().await?;
+        app.wakeup.job_event(job.id);
+    }
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! Takes a node's reports: each has its effect once, in one transaction for the whole batch.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lockstep_api::{
+    AttemptId, Fence, JobEventKind, JobId, NamedValue, NumberedReport, Rank, Report,
+    ReportResponse, ReportedLine, Step, StepReport,
+};
+use lockstep_core::{Event, StepError, Word};
+use sqlx::PgConnection;
+
+use crate::app::App;
+use crate::attempts::drive::Drive;
+use crate::attempts::store;
+use crate::nodes;
+use crate::nodes::caller::NodeCaller;
+use crate::problem::Problem;
+use crate::progress::store::{self as progress, LOSS, Point};
+use crate::progress::text::is_metric_name;
+
+/// Reports of one batch.
+pub(crate) const REPORTS_PER_BATCH: usize = 500;
+/// Steps of one report.
+const STEPS_PER_REPORT: usize = 5000;
+/// Metrics of one step or evaluation; further ones are dropped.
+const METRICS_PER_STEP: usize = 100;
+/// Lines of one report.
+const LINES_PER_REPORT: usize = 5000;
+
+/// Takes a batch whose numbers ascend. What was handled before is skipped.
+pub(crate) async fn take(
+    app: &App,
+    node: NodeCaller,
+    reports: Vec<NumberedReport>,
+) -> Result<ReportResponse, Problem> {
+    let attempts: BTreeSet<AttemptId> = reports.iter().map(|r| r.fence.attempt_id).collect();
+    let attempts: Vec<AttemptId> = attempts.into_iter().collect();
+    let mut tx = app.db.system().await?;
+    let jobs = store::jobs_of(&mut tx, &attempts).await?;
+    let mut drive = Drive::lock(app, &mut tx, &jobs, &attempts, Some(node.node_id)).await?;
+    let mut acked_seq = nodes::store::acked_seq(&mut tx, node.node_id).await?;
+    let mut batch = Batch::default();
+    for NumberedReport { seq, fence, report } in reports {
+        if seq <= acked_seq {
+            continue;
+        }
+        acked_seq = seq;
+        let answer = one(&mut drive, &mut tx, node, fence, report, &mut batch).await?;
+        match answer {
+            Ok(()) => {}
+            Err(StepError::NotAMember { rank: Some(rank), .. }) => {
+                tracing::warn!(node.id = %node.node_id, attempt.id = %fence.attempt_id, %rank, "report of a stranger's rank");
+            }
+            Err(StepError::Stale { .. } | StepError::NotAMember { .. } | StepError::Over) => {
+                batch.lost.insert(fence);
+            }
+        }
+    }
+    batch.write(&mut drive, &mut tx).await?;
+    nodes::store::ack(&mut tx, node.node_id, acked_seq).await?;
+    let announcement = drive.finish(&mut tx).await?;
+    tx.commit().await?;
+    announcement.send(&app.wakeup);
+    Ok(ReportResponse { acked_seq, lost: batch.lost.into_iter().collect() })
+}
+
+/// Rows of the whole batch, written with one statement a table and attempt.
+#[derive(Debug, Default)]
+struct Batch {
+    lost: BTreeSet<Fence>,
+    steps: BTreeMap<AttemptId, Vec<StepReport>>,
+    points: BTreeMap<AttemptId, Vec<Point>>,
+    lines: BTreeMap<AttemptId, Vec<ReportedLine>>,
+}
+
+async fn one(
+    drive: &mut Drive<'_>,
+    db: &mut PgConnection,
+    node: NodeCaller,
+    fence: Fence,
+    report: Report,
+    batch: &mut Batch,
+) -> Result<Result<(), StepError>, Problem> {
+    let Fence { attempt_id: id, generation } = fence;
+    let said = |word| Event::Said { node: node.node_id, generation, word };
+    let word = match report {
+        Report::RankStarted { rank, pid } => {
+            return started(drive, db, id, said(Word::RankStarted { rank }), rank, pid).await;
+        }
+        Report::GroupFormed { .. } => Word::Progressed,
+        Report::Steps { steps } => {
+            let answer = drive.step(db, id, said(Word::Progressed)).await?;
+            if answer.is_ok() {
+                batch.steps.entry(id).or_default().extend(sane(steps));
+            }
+            return Ok(answer);
+        }
+        Report::Evaluated { step, metrics } => {
+            let answer = drive.step(db, id, said(Word::Progressed)).await?;
+            if answer.is_ok() && 0 <= step.0 {
+                batch.points.entry(id).or_default().extend(points(step, metrics));
+            }
+            return Ok(answer);
+        }
+        Report::Log { lines } => return Ok(log(drive, node, fence, lines, batch)),
+        Report::RankExited { rank, exit } => {
+            let answer = drive.step(db, id, said(Word::RankExited { rank, exit })).await?;
+            if answer.is_ok() {
+                store::record_exit(db, id, rank, exit).await?;
+            }
+            return Ok(answer);
+        }
+        Report::Failed(failure) => Word::Failed(failure),
+        Report::Finished => Word::Finished,
+        Report::Stopped => Word::Stopped,
+    };
+    drive.step(db, id, said(word)).await
+}
+
+async fn started(
+    drive: &mut Drive<'_>,
+    db: &mut PgConnection,
+    id: AttemptId,
+    event: Event,
+    rank: Rank,
+    pid: i32,
+) -> Result<Result<(), StepError>, Problem> {
+    let answer = drive.step(db, id, event).await?;
+    if answer.is_ok() {
+        store::record_start(db, id, rank, pid).await?;
+        if let Some(job) = drive.attempt(id).map(|attempt| attempt.job_id) {
+            drive.note(job, JobEventKind::State);
+        }
+    }
+    Ok(answer)
+}
+
+/// The last words of an attempt that has ended still help: they are taken until its job has a newer attempt.
+fn log(
+    drive: &Drive<'_>,
+    node: NodeCaller,
+    fence: Fence,
+    lines: Vec<ReportedLine>,
+    batch: &mut Batch,
+) -> Result<(), StepError> {
+    let attempt = drive.attempt(fence.attempt_id).ok_or(StepError::Over)?;
+    let held = attempt.core.gang.generation;
+    if held != fence.generation {
+        return Err(StepError::Stale { got: fence.generation, held });
+    }
+    if !attempt.nodes().contains(&node.node_id) {
+        return Err(StepError::NotAMember { node: node.node_id, rank: None });
+    }
+    if drive.job(attempt.job_id).is_none_or(|job| job.core.generation != held) {
+        return Err(StepError::Over);
+    }
+    batch
+        .lines
+        .entry(fence.attempt_id)
+        .or_default()
+        .extend(lines.into_iter().take(LINES_PER_REPORT));
+    Ok(())
+}
+
+/// Steps whose numbers the tables take. What a node makes up must not keep its other reports from being handled.
+fn sane(steps: Vec<StepReport>) -> impl Iterator<Item = StepReport> {
+    steps.into_iter().take(STEPS_PER_REPORT).filter(|step| {
+        let ledger = step.ledger;
+        let numbers = [ledger.step.0, ledger.data_epoch, ledger.first_position];
+        let is_sane = numbers.into_iter().all(|number| 0 <= number) && 0 < ledger.sample_count;
+        if !is_sane {
+            tracing::warn!(?ledger, "a step with impossible numbers is left out");
+        }
+        is_sane
+    })
+}
+
+fn points(step: Step, metrics: Vec<NamedValue>) -> impl Iterator<Item = Point> {
+    let named = metrics.into_iter().filter(|metric| is_metric_name(&metric.name));
+    named.take(METRICS_PER_STEP).map(move |NamedValue { name, value }| Point {
+        name,
+        step,
+        value: value.unwrap_or(f64::NAN),
+    })
+}
+
+impl Batch {
+    async fn write(&mut self, drive: &mut Drive<'_>, db: &mut PgConnection) -> Result<(), Problem> {
+        for (id, steps) in std::mem::take(&mut self.steps) {
+            let Some((project, job)) = owner(drive, id) else { continue };
+            let entries: Vec<_> = steps.iter().map(|step| step.ledger).collect();
+            progress::insert_entries(db, project, job, id, &entries).await?;
+            let now = drive.now();
+            let done = entries.iter().map(|entry| Step(entry.step.0.saturating_add(1))).max();
+            if let (Some(done), Some(attempt)) = (done, drive.attempt_mut(id)) {
+                attempt.steps_done = attempt.steps_done.max(done);
+                attempt.first_step_at.get_or_insert(now);
+            }
+            let all = self.points.entry(id).or_default();
+            for StepReport { ledger, loss, metrics, duration_us: _ } in steps {
+                let value = loss.unwrap_or(f64::NAN);
+                all.push(Point { name: LOSS.to_owned(), step: ledger.step, value });
+                all.extend(points(ledger.step, metrics));
+            }
+        }
+        for (id, points) in std::mem::take(&mut self.points) {
+            let Some((project, job)) = owner(drive, id) else { continue };
+            progress::insert_points(db, project, job, id, &points).await?;
+            drive.note(job, JobEventKind::Metrics);
+        }
+        for (id, lines) in std::mem::take(&mut self.lines) {
+            let Some((project, job)) = owner(drive, id) else { continue };
+            progress::insert_lines(db, project, job, id, &lines).await?;
+            drive.note(job, JobEventKind::Log);
+        }
+        Ok(())
+    }
+}
+
+fn owner(drive: &Drive<'_>, id: AttemptId) -> Option<(lockstep_api::ProjectId, JobId)> {
+    drive.attempt(id).map(|attempt| (attempt.project_id, attempt.job_id))
+}

@@ -1,0 +1,525 @@
+//! Everything the database knows of attempts and their ranks. No other module names these tables.
+
+mod read;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use chrono::{DateTime, Utc};
+use lockstep_api::{
+    AttemptId, AttemptOutcome, AttemptState, CheckpointId, DeviceKind, Fence, Generation, JobId,
+    NodeId, Phase, ProjectId, Rank, RankExit, RankPosition, Step,
+};
+use lockstep_core::{Attempt, Gang, Member, Place, Placed, Stage};
+use sqlx::types::Uuid;
+use sqlx::{PgConnection, query, query_scalar};
+
+use crate::progress;
+
+pub(crate) use read::{Assigned, Branch, assigned, branch, steps_done, views};
+
+/// An attempt whose row this transaction holds.
+#[derive(Debug, Clone)]
+pub(crate) struct LockedAttempt {
+    pub(crate) id: AttemptId,
+    pub(crate) project_id: ProjectId,
+    pub(crate) job_id: JobId,
+    pub(crate) steps_done: Step,
+    pub(crate) first_step_at: Option<DateTime<Utc>>,
+    pub(crate) core: Attempt,
+}
+
+impl LockedAttempt {
+    /// Its nodes, in order.
+    pub(crate) fn nodes(&self) -> Vec<NodeId> {
+        let nodes: BTreeSet<_> = self.core.gang.members.values().map(|m| m.node).collect();
+        nodes.into_iter().collect()
+    }
+}
+
+/// The jobs of some attempts; those that do not exist are left out.
+pub(crate) async fn jobs_of(
+    db: &mut PgConnection,
+    attempts: &[AttemptId],
+) -> sqlx::Result<Vec<JobId>> {
+    query_scalar!(
+        r#"SELECT DISTINCT job_id AS "job_id: JobId" FROM attempt WHERE attempt_id = ANY($1)"#,
+        &uuids(attempts),
+    )
+    .fetch_all(db)
+    .await
+}
+
+/// Locks the rows of `attempts`, in order of id. Their jobs' rows are locked already.
+pub(crate) async fn lock(
+    db: &mut PgConnection,
+    attempts: &[AttemptId],
+) -> sqlx::Result<Vec<LockedAttempt>> {
+    let ids = uuids(attempts);
+    let rows = query!(
+        r#"
+        SELECT
+            attempt_id AS "id: AttemptId",
+            project_id AS "project_id: ProjectId",
+            job_id     AS "job_id: JobId",
+            generation AS "generation: Generation",
+            state      AS "state: AttemptState",
+            outcome    AS "outcome: AttemptOutcome",
+            steps_done AS "steps_done: Step",
+            lease_expires_at,
+            stop_requested_at,
+            first_step_at
+        FROM attempt WHERE attempt_id = ANY($1) ORDER BY attempt_id FOR UPDATE
+        "#,
+        &ids,
+    )
+    .fetch_all(&mut *db)
+    .await?;
+    let mut members = members(db, &ids).await?;
+    let mut suspects = progress::store::suspects(db, attempts).await?;
+    let attempts = rows.into_iter().map(|row| {
+        let stage = match (row.state, row.outcome) {
+            (_, Some(outcome)) => Stage::Ended(outcome),
+            (AttemptState::Placing, None) => Stage::Placing,
+            (AttemptState::Starting, None) => Stage::Starting,
+            (AttemptState::Running | AttemptState::Recovering, None) => Stage::Running,
+            // The schema has no ended attempt without an outcome.
+            (AttemptState::Stopping | AttemptState::Ended, None) => {
+                Stage::Stopping { since: row.stop_requested_at.unwrap_or(row.lease_expires_at) }
+            }
+        };
+        let gang = Gang {
+            generation: row.generation,
+            lease_expires_at: row.lease_expires_at,
+            members: members.remove(&row.id).unwrap_or_default(),
+            suspect: suspects.remove(&row.id),
+        };
+        LockedAttempt {
+            id: row.id,
+            project_id: row.project_id,
+            job_id: row.job_id,
+            steps_done: row.steps_done,
+            first_step_at: row.first_step_at,
+            core: Attempt { gang, stage },
+        }
+    });
+    Ok(attempts.collect())
+}
+
+async fn members(
+    db: &mut PgConnection,
+    attempts: &[Uuid],
+) -> sqlx::Result<BTreeMap<AttemptId, BTreeMap<Rank, Member>>> {
+    let rows = query!(
+        r#"
+        SELECT
+            attempt_id AS "attempt_id: AttemptId",
+            rank       AS "rank: Rank",
+            node_id    AS "node_id: NodeId",
+            node.name  AS node_name,
+            exit_code, signal, finished_at, released_at
+        FROM group_member JOIN node USING (node_id)
+        WHERE attempt_id = ANY($1)
+        "#,
+        attempts,
+    )
+    .fetch_all(db)
+    .await?;
+    let mut members: BTreeMap<AttemptId, BTreeMap<Rank, Member>> = BTreeMap::new();
+    for row in rows {
+        let place = match (row.released_at, row.finished_at, row.exit_code, row.signal) {
+            (None, ..) => Place::Held,
+            (Some(_), Some(_), ..) => Place::Finished,
+            (Some(_), None, Some(0), None) => Place::Left,
+            (Some(_), None, ..) => Place::Gone,
+        };
+        let member = Member { node: row.node_id, node_name: row.node_name, place };
+        members.entry(row.attempt_id).or_default().insert(row.rank, member);
+    }
+    Ok(members)
+}
+
+/// A new attempt and the slots of its ranks.
+#[derive(Debug)]
+pub(crate) struct NewAttempt<'a> {
+    pub(crate) id: AttemptId,
+    pub(crate) project_id: ProjectId,
+    pub(crate) job_id: JobId,
+    pub(crate) generation: Generation,
+    pub(crate) attempt_key: &'a str,
+    pub(crate) resume: Option<(CheckpointId, Step)>,
+    pub(crate) lease_expires_at: DateTime<Utc>,
+    pub(crate) places: &'a [Placed],
+}
+
+/// Writes a new attempt down. A slot that someone else took meanwhile violates `group_member_holds_its_slot_alone`.
+pub(crate) async fn insert(
+    db: &mut PgConnection,
+    attempt: NewAttempt<'_>,
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    let NewAttempt {
+        id,
+        project_id,
+        job_id,
+        generation,
+        attempt_key,
+        resume,
+        lease_expires_at,
+        places,
+    } = attempt;
+    let first_step = resume.map_or(Step(0), |(_, step)| step);
+    query!(
+        "INSERT INTO attempt (attempt_id, project_id, job_id, number, generation, state, attempt_key,
+                              resume_checkpoint_id, first_step, steps_done, lease_expires_at, created_at)
+         VALUES ($1, $2, $3, (SELECT 1 + coalesce(max(number), 0) FROM attempt WHERE job_id = $3), $4, 'placing', $5,
+                 $6, $7, $7, $8, $9)",
+        id as AttemptId,
+        project_id as ProjectId,
+        job_id as JobId,
+        generation as Generation,
+        attempt_key,
+        resume.map(|(id, _)| id.0),
+        first_step as Step,
+        lease_expires_at,
+        now,
+    )
+    .execute(&mut *db)
+    .await?;
+    for Placed { rank, node, device, index } in places {
+        query!(
+            "INSERT INTO group_member (project_id, attempt_id, rank, node_id, device, slot_index)
+             VALUES ($1, $2, $3, $4, $5, $6)",
+            project_id as ProjectId,
+            id as AttemptId,
+            *rank as Rank,
+            *node as NodeId,
+            *device as DeviceKind,
+            index,
+        )
+        .execute(&mut *db)
+        .await?;
+    }
+    Ok(())
+}
+
+/// Writes down what the core decided of an attempt whose row is locked. A lease never gets shorter.
+pub(crate) async fn save(
+    db: &mut PgConnection,
+    attempt: &LockedAttempt,
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    let Attempt { gang, stage } = &attempt.core;
+    let (outcome, stop_requested_at) = match stage {
+        Stage::Ended(outcome) => (Some(*outcome), None),
+        Stage::Stopping { since } => (None, Some(*since)),
+        Stage::Placing | Stage::Starting | Stage::Running => (None, None),
+    };
+    query!(
+        "UPDATE attempt
+         SET state = $3, outcome = $4, stop_requested_at = coalesce($5, stop_requested_at), steps_done = $6,
+             first_step_at = $7, lease_expires_at = greatest(lease_expires_at, $8),
+             ended_at = CASE WHEN $3 = 'ended'::attempt_state THEN coalesce(ended_at, $9) END
+         WHERE attempt_id = $1 AND generation = $2",
+        attempt.id as AttemptId,
+        gang.generation as Generation,
+        stage.label() as AttemptState,
+        outcome as Option<AttemptOutcome>,
+        stop_requested_at,
+        attempt.steps_done as Step,
+        attempt.first_step_at,
+        gang.lease_expires_at,
+        now,
+    )
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// A rank's process runs.
+pub(crate) async fn record_start(
+    db: &mut PgConnection,
+    attempt: AttemptId,
+    rank: Rank,
+    pid: i32,
+) -> sqlx::Result<()> {
+    query!(
+        "UPDATE group_member SET pid = $3, phase = coalesce(phase, 'starting')
+         WHERE attempt_id = $1 AND rank = $2",
+        attempt as AttemptId,
+        rank as Rank,
+        pid,
+    )
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// How a rank left, and where it was.
+pub(crate) async fn record_exit(
+    db: &mut PgConnection,
+    attempt: AttemptId,
+    rank: Rank,
+    exit: RankExit,
+) -> sqlx::Result<()> {
+    let RankExit { code, signal, phase, step } = exit;
+    query!(
+        "UPDATE group_member SET exit_code = $3, signal = $4, phase = $5, step = $6
+         WHERE attempt_id = $1 AND rank = $2",
+        attempt as AttemptId,
+        rank as Rank,
+        code,
+        signal,
+        phase as Phase,
+        step as Step,
+    )
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// A rank's process is gone, and its slot free.
+pub(crate) async fn release(
+    db: &mut PgConnection,
+    attempt: AttemptId,
+    rank: Rank,
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    query!(
+        "UPDATE group_member SET released_at = coalesce(released_at, $3) WHERE attempt_id = $1 AND rank = $2",
+        attempt as AttemptId,
+        rank as Rank,
+        now,
+    )
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// A rank finished training.
+pub(crate) async fn record_finish(
+    db: &mut PgConnection,
+    attempt: AttemptId,
+    rank: Rank,
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    query!(
+        "UPDATE group_member SET finished_at = coalesce(finished_at, $3), phase = 'done', exit_code = 0
+         WHERE attempt_id = $1 AND rank = $2",
+        attempt as AttemptId,
+        rank as Rank,
+        now,
+    )
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// Renews the leases of those attempts that `node` may speak for: the fence names the current generation, the attempt has
+/// not ended, and the node runs ranks of it. Answers those; all others of `fences` are lost. Attempts that the node is
+/// still preparing are renewed as well: their ranks do not live yet and are in no heartbeat.
+pub(crate) async fn renew(
+    db: &mut PgConnection,
+    node: NodeId,
+    fences: &[Fence],
+    lease_expires_at: DateTime<Utc>,
+) -> sqlx::Result<BTreeSet<AttemptId>> {
+    let ids: Vec<Uuid> = fences.iter().map(|fence| fence.attempt_id.0).collect();
+    let generations: Vec<i64> = fences.iter().map(|fence| fence.generation.0).collect();
+    let rows = query!(
+        r#"
+        WITH held AS (
+            SELECT attempt_id
+            FROM attempt
+            WHERE state <> 'ended'
+              AND EXISTS (SELECT FROM group_member AS m WHERE m.attempt_id = attempt.attempt_id AND m.node_id = $1)
+              AND (state IN ('placing', 'starting')
+                   OR (attempt_id, generation) IN (SELECT fence.id, fence.generation
+                                                   FROM unnest($2::uuid[], $3::bigint[]) AS fence (id, generation)))
+            ORDER BY attempt_id FOR UPDATE
+        )
+        UPDATE attempt SET lease_expires_at = greatest(lease_expires_at, $4)
+        WHERE attempt_id IN (SELECT attempt_id FROM held)
+          AND state <> 'ended'
+        RETURNING attempt_id AS "attempt_id: AttemptId", generation AS "generation: Generation"
+        "#,
+        node as NodeId,
+        &ids,
+        &generations,
+        lease_expires_at,
+    )
+    .fetch_all(db)
+    .await?;
+    let is_held = |id, generation| {
+        rows.iter().any(|row| row.attempt_id == id && row.generation == generation)
+    };
+    let held = fences.iter().filter(|fence| is_held(fence.attempt_id, fence.generation));
+    Ok(held.map(|fence| fence.attempt_id).collect())
+}
+
+/// Where the ranks of an attempt are. The attempt's row is locked.
+pub(crate) async fn record_positions(
+    db: &mut PgConnection,
+    attempt: AttemptId,
+    node: NodeId,
+    positions: &[RankPosition],
+) -> sqlx::Result<()> {
+    let ranks: Vec<i32> = positions.iter().map(|p| p.rank.0).collect();
+    let pids: Vec<i32> = positions.iter().map(|p| p.pid).collect();
+    let phases: Vec<String> = positions.iter().map(|p| p.phase.as_str().to_owned()).collect();
+    let steps: Vec<i64> = positions.iter().map(|p| p.step.0).collect();
+    query!(
+        "UPDATE group_member SET pid = p.pid, phase = p.phase::phase, step = p.step
+         FROM unnest($3::integer[], $4::integer[], $5::text[], $6::bigint[]) AS p (rank, pid, phase, step)
+         WHERE attempt_id = $1 AND node_id = $2 AND group_member.rank = p.rank AND released_at IS NULL",
+        attempt as AttemptId,
+        node as NodeId,
+        &ranks,
+        &pids,
+        &phases,
+        &steps,
+    )
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// What a word from a node may write for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HeldFence {
+    pub(crate) project_id: ProjectId,
+    pub(crate) job_id: JobId,
+}
+
+/// Holds the fence until the end of the transaction: the attempt cannot end before. `None`: it is lost, or was never this node's.
+pub(crate) async fn hold_fence(
+    db: &mut PgConnection,
+    node: NodeId,
+    fence: Fence,
+) -> sqlx::Result<Option<HeldFence>> {
+    let row = query!(
+        r#"
+        SELECT project_id AS "project_id: ProjectId", job_id AS "job_id: JobId"
+        FROM attempt
+        WHERE attempt_id = $1 AND generation = $2 AND state <> 'ended'
+          AND EXISTS (SELECT FROM group_member AS m WHERE m.attempt_id = attempt.attempt_id AND node_id = $3)
+        FOR SHARE
+        "#,
+        fence.attempt_id as AttemptId,
+        fence.generation as Generation,
+        node as NodeId,
+    )
+    .fetch_optional(db)
+    .await?;
+    Ok(row.map(|row| HeldFence { project_id: row.project_id, job_id: row.job_id }))
+}
+
+/// The job's attempt that is at work, if one is.
+pub(crate) async fn at_work(db: &mut PgConnection, job: JobId) -> sqlx::Result<Option<AttemptId>> {
+    query_scalar!(
+        r#"SELECT attempt_id AS "attempt_id: AttemptId" FROM attempt WHERE job_id = $1 AND state <> 'ended'"#,
+        job as JobId,
+    )
+    .fetch_optional(db)
+    .await
+}
+
+/// An attempt that someone has to look after.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tended {
+    pub(crate) id: AttemptId,
+    pub(crate) job_id: JobId,
+    pub(crate) state: AttemptState,
+    pub(crate) lease_expires_at: DateTime<Utc>,
+}
+
+/// All attempts that have not ended.
+pub(crate) async fn unfinished(db: &mut PgConnection) -> sqlx::Result<Vec<Tended>> {
+    sqlx::query_as!(
+        Tended,
+        r#"SELECT attempt_id AS "id: AttemptId", job_id AS "job_id: JobId", state AS "state: AttemptState",
+                  lease_expires_at
+           FROM attempt WHERE state <> 'ended' ORDER BY attempt_id"#
+    )
+    .fetch_all(db)
+    .await
+}
+
+/// Attempts with a rank on `node` that is not known to be gone, and those at work that it takes part in.
+pub(crate) async fn of_node(
+    db: &mut PgConnection,
+    node: NodeId,
+) -> sqlx::Result<Vec<(AttemptId, JobId)>> {
+    let rows = query!(
+        r#"
+        SELECT DISTINCT attempt_id AS "attempt_id: AttemptId", job_id AS "job_id: JobId"
+        FROM group_member JOIN attempt USING (attempt_id)
+        WHERE node_id = $1 AND (released_at IS NULL OR state <> 'ended')
+        "#,
+        node as NodeId,
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.attempt_id, row.job_id)).collect())
+}
+
+/// Attempts that ended before `ended_before` and of which a rank is still held on `node`.
+pub(crate) async fn held_after_end(
+    db: &mut PgConnection,
+    node: NodeId,
+    ended_before: DateTime<Utc>,
+) -> sqlx::Result<Vec<(AttemptId, JobId)>> {
+    let rows = query!(
+        r#"
+        SELECT DISTINCT attempt_id AS "attempt_id: AttemptId", job_id AS "job_id: JobId"
+        FROM group_member JOIN attempt USING (attempt_id)
+        WHERE node_id = $1 AND released_at IS NULL AND ended_at <= $2
+        "#,
+        node as NodeId,
+        ended_before,
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.attempt_id, row.job_id)).collect())
+}
+
+/// Nodes on which a rank is held.
+pub(crate) async fn holding_nodes(db: &mut PgConnection) -> sqlx::Result<BTreeSet<NodeId>> {
+    let nodes = query_scalar!(
+        r#"SELECT DISTINCT node_id AS "node_id: NodeId" FROM group_member WHERE released_at IS NULL"#
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(nodes.into_iter().collect())
+}
+
+/// Slots in which a process may live.
+pub(crate) async fn held_slots(
+    db: &mut PgConnection,
+) -> sqlx::Result<BTreeSet<(NodeId, DeviceKind, i32)>> {
+    let rows = query!(
+        r#"SELECT node_id AS "node_id: NodeId", device AS "device: DeviceKind", slot_index
+           FROM group_member WHERE released_at IS NULL"#
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.node_id, row.device, row.slot_index)).collect())
+}
+
+/// Nobody could renew a lease while no server was there.
+pub(crate) async fn extend_leases(
+    db: &mut PgConnection,
+    lease_expires_at: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    query!(
+        "UPDATE attempt SET lease_expires_at = greatest(lease_expires_at, $1)
+         WHERE attempt_id IN (SELECT attempt_id FROM attempt WHERE state <> 'ended' ORDER BY attempt_id FOR UPDATE)",
+        lease_expires_at,
+    )
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+fn uuids(attempts: &[AttemptId]) -> Vec<Uuid> {
+    attempts.iter().map(|id| id.0).collect()
+}

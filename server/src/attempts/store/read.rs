@@ -1,0 +1,178 @@
+//! What people and agents are shown of attempts.
+
+use std::collections::{BTreeMap, HashMap};
+
+use lockstep_api::{
+    AttemptId, AttemptOutcome, AttemptState, AttemptView, CheckpointId, Generation, JobId, NodeId,
+    Phase, ProjectId, Rank, RankView, Step,
+};
+use sqlx::types::Uuid;
+use sqlx::{PgConnection, query};
+
+/// Attempts shown of one job, newest first. Budgets of retries keep their number far below.
+const ATTEMPTS_SHOWN: i64 = 200;
+
+/// The attempts of a job as people see them, newest first.
+pub(crate) async fn views(db: &mut PgConnection, job: JobId) -> sqlx::Result<Vec<AttemptView>> {
+    let rows = query!(
+        r#"
+        SELECT
+            attempt_id AS "id: AttemptId", number, state AS "state: AttemptState",
+            outcome AS "outcome: AttemptOutcome", generation AS "generation: Generation",
+            first_step AS "first_step: Step", steps_done AS "steps_done: Step", created_at, first_step_at, ended_at
+        FROM attempt WHERE job_id = $1 ORDER BY number DESC LIMIT $2
+        "#,
+        job as JobId,
+        ATTEMPTS_SHOWN,
+    )
+    .fetch_all(&mut *db)
+    .await?;
+    let ids: Vec<Uuid> = rows.iter().map(|row| row.id.0).collect();
+    let mut ranks = ranks(db, &ids).await?;
+    let views = rows.into_iter().map(|row| AttemptView {
+        id: row.id,
+        number: row.number,
+        state: row.state,
+        outcome: row.outcome,
+        generation: row.generation,
+        first_step: row.first_step,
+        steps_done: row.steps_done,
+        ranks: ranks.remove(&row.id).unwrap_or_default(),
+        created_at: row.created_at,
+        first_step_at: row.first_step_at,
+        ended_at: row.ended_at,
+    });
+    Ok(views.collect())
+}
+
+async fn ranks(
+    db: &mut PgConnection,
+    attempts: &[Uuid],
+) -> sqlx::Result<BTreeMap<AttemptId, Vec<RankView>>> {
+    let rows = query!(
+        r#"
+        SELECT
+            attempt_id AS "attempt_id: AttemptId", rank AS "rank: Rank", node_id AS "node_id: NodeId",
+            node.name AS node_name, pid, phase AS "phase: Phase", step AS "step: Step", exit_code, signal
+        FROM group_member JOIN node USING (node_id)
+        WHERE attempt_id = ANY($1) ORDER BY attempt_id, rank
+        "#,
+        attempts,
+    )
+    .fetch_all(db)
+    .await?;
+    let mut ranks: BTreeMap<AttemptId, Vec<RankView>> = BTreeMap::new();
+    for row in rows {
+        ranks.entry(row.attempt_id).or_default().push(RankView {
+            rank: row.rank,
+            node_id: row.node_id,
+            node_name: row.node_name,
+            pid: row.pid,
+            phase: row.phase,
+            step: row.step,
+            exit_code: row.exit_code,
+            signal: row.signal,
+        });
+    }
+    Ok(ranks)
+}
+
+/// Steps done by the newest attempt of each job; a job without one is left out.
+pub(crate) async fn steps_done(
+    db: &mut PgConnection,
+    jobs: &[JobId],
+) -> sqlx::Result<HashMap<JobId, Step>> {
+    let ids: Vec<Uuid> = jobs.iter().map(|id| id.0).collect();
+    let rows = query!(
+        r#"
+        SELECT DISTINCT ON (job_id) job_id AS "job_id: JobId", steps_done AS "steps_done: Step"
+        FROM attempt WHERE job_id = ANY($1) ORDER BY job_id, number DESC
+        "#,
+        &ids,
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.job_id, row.steps_done)).collect())
+}
+
+/// One attempt's part of a job's course.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Branch {
+    pub(crate) attempt_id: AttemptId,
+    pub(crate) number: i32,
+    /// Its steps count below this one; from there on a later attempt's do.
+    pub(crate) counts_below: Option<Step>,
+}
+
+/// Which attempt's steps count from where to where; in order of attempts.
+pub(crate) async fn branch(db: &mut PgConnection, job: JobId) -> sqlx::Result<Vec<Branch>> {
+    let rows = query!(
+        r#"SELECT attempt_id AS "attempt_id: AttemptId", number, first_step AS "first_step: Step"
+           FROM attempt WHERE job_id = $1 ORDER BY number"#,
+        job as JobId,
+    )
+    .fetch_all(db)
+    .await?;
+    let first_steps: Vec<Step> = rows.iter().map(|row| row.first_step).collect();
+    let below = lockstep_core::counts_below(&first_steps);
+    let branch = rows.into_iter().zip(below).map(|(row, counts_below)| Branch {
+        attempt_id: row.attempt_id,
+        number: row.number,
+        counts_below,
+    });
+    Ok(branch.collect())
+}
+
+/// The ranks of one attempt that a node should run.
+#[derive(Debug, Clone)]
+pub(crate) struct Assigned {
+    pub(crate) attempt_id: AttemptId,
+    pub(crate) project_id: ProjectId,
+    pub(crate) job_id: JobId,
+    pub(crate) generation: Generation,
+    pub(crate) is_stopping: bool,
+    pub(crate) attempt_key: String,
+    pub(crate) resume: Option<CheckpointId>,
+    pub(crate) world_size: i64,
+    /// `(rank, slot index)`, in order.
+    pub(crate) ranks: Vec<(Rank, i32)>,
+}
+
+/// What `node` should run: attempts that have not ended and of which a rank on it is not known to be gone.
+pub(crate) async fn assigned(db: &mut PgConnection, node: NodeId) -> sqlx::Result<Vec<Assigned>> {
+    let rows = query!(
+        r#"
+        SELECT
+            attempt_id AS "attempt_id: AttemptId", attempt.project_id AS "project_id: ProjectId",
+            job_id AS "job_id: JobId", generation AS "generation: Generation", state AS "state: AttemptState",
+            attempt_key, resume_checkpoint_id AS "resume: CheckpointId", rank AS "rank: Rank", slot_index,
+            (SELECT count(*) FROM group_member AS m WHERE m.attempt_id = attempt.attempt_id) AS "world_size!"
+        FROM attempt JOIN group_member USING (attempt_id)
+        WHERE node_id = $1 AND state <> 'ended'
+          AND attempt_id IN (SELECT m.attempt_id FROM group_member AS m WHERE m.node_id = $1 AND m.released_at IS NULL)
+        ORDER BY attempt.created_at, attempt_id, rank
+        "#,
+        node as NodeId,
+    )
+    .fetch_all(db)
+    .await?;
+    let mut assigned: Vec<Assigned> = Vec::new();
+    for row in rows {
+        let place = (row.rank, row.slot_index);
+        match assigned.last_mut() {
+            Some(last) if last.attempt_id == row.attempt_id => last.ranks.push(place),
+            Some(_) | None => assigned.push(Assigned {
+                attempt_id: row.attempt_id,
+                project_id: row.project_id,
+                job_id: row.job_id,
+                generation: row.generation,
+                is_stopping: row.state == AttemptState::Stopping,
+                attempt_key: row.attempt_key,
+                resume: row.resume,
+                world_size: row.world_size,
+                ranks: vec![place],
+            }),
+        }
+    }
+    Ok(assigned)
+}

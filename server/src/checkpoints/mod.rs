@@ -1,0 +1,6 @@
+//! Published checkpoints: visible only when every byte is durable and was read back.
+
+pub(crate) mod agent;
+pub(crate) mod http;
+pub(crate) mod publish;
+pub(crate) mod store;

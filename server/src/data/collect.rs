@@ -1,0 +1,53 @@
+//! Lets go of files and chunks that nothing refers to any more.
+//!
+//! Rows are locked first and looked at again by a later statement: who refers to a chunk holds it
+//! ([`super::store::hold_chunks`]) until its commit, so the second look sees every reference, and a chunk that is
+//! let go is missing for whoever asks afterwards.
+
+use lockstep_api::{Digest, ProjectId};
+use sqlx::{PgConnection, query, query_scalar};
+
+/// Deletes those of `files` that neither a checkpoint nor a dataset refers to, and the chunks that no other file has.
+pub(crate) async fn collect_files(
+    db: &mut PgConnection,
+    project: ProjectId,
+    files: &[Digest],
+) -> sqlx::Result<()> {
+    let files: Vec<String> = files.iter().map(|digest| digest.as_str().to_owned()).collect();
+    query!(
+        "SELECT digest FROM file WHERE project_id = $1 AND digest = ANY($2) ORDER BY digest FOR UPDATE",
+        project as ProjectId,
+        &files,
+    )
+    .fetch_all(&mut *db)
+    .await?;
+    let chunk_lists = query_scalar!(
+        "DELETE FROM file
+         WHERE project_id = $1 AND digest = ANY($2)
+           AND NOT EXISTS (SELECT FROM checkpoint AS c WHERE c.project_id = $1 AND c.file_digest = file.digest)
+           AND NOT EXISTS (SELECT FROM dataset_file AS d WHERE d.project_id = $1 AND d.file_digest = file.digest)
+         RETURNING chunks",
+        project as ProjectId,
+        &files,
+    )
+    .fetch_all(&mut *db)
+    .await?;
+    let chunks: Vec<String> = chunk_lists.concat();
+    query!(
+        "SELECT digest FROM chunk WHERE project_id = $1 AND digest = ANY($2) ORDER BY digest FOR UPDATE",
+        project as ProjectId,
+        &chunks,
+    )
+    .fetch_all(&mut *db)
+    .await?;
+    query!(
+        "DELETE FROM chunk
+         WHERE project_id = $1 AND digest = ANY($2)
+           AND NOT EXISTS (SELECT FROM file AS f WHERE f.project_id = $1 AND chunk.digest = ANY(f.chunks))",
+        project as ProjectId,
+        &chunks,
+    )
+    .execute(db)
+    .await
+    .map(drop)
+}

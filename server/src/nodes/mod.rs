@@ -1,0 +1,7 @@
+//! Machines that joined: their tokens, their slots, their leases.
+
+pub(crate) mod caller;
+pub(crate) mod http;
+pub(crate) mod inventory;
+pub(crate) mod reconcile;
+pub(crate) mod store;

@@ -1,0 +1,36 @@
+//! Everything the database knows of progress. Each table is named by one file of this folder and nowhere else.
+
+mod events;
+mod failures;
+mod ledger;
+mod log;
+mod metrics;
+
+pub(crate) use events::append_events;
+pub(crate) use failures::{NewFailure, insert_failure, promote_suspect, suspects, verdicts};
+pub(crate) use ledger::{insert_entries, ledger};
+pub(crate) use log::{LogQuery, insert_lines, log};
+pub(crate) use metrics::{LOSS, Point, insert_points, latest_losses, latest_values, series};
+
+use lockstep_api::AttemptId;
+use sqlx::types::Uuid;
+
+use crate::attempts::store::Branch;
+
+/// A branch as the three arrays that a query joins with.
+struct BranchColumns {
+    attempts: Vec<Uuid>,
+    numbers: Vec<i32>,
+    counts_below: Vec<i64>,
+}
+
+impl BranchColumns {
+    fn new(branch: &[Branch]) -> Self {
+        let uuid = |AttemptId(id): AttemptId| id;
+        Self {
+            attempts: branch.iter().map(|b| uuid(b.attempt_id)).collect(),
+            numbers: branch.iter().map(|b| b.number).collect(),
+            counts_below: branch.iter().map(|b| b.counts_below.map_or(i64::MAX, |s| s.0)).collect(),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The loop that looks after everything that nobody asks for. It takes no input: woken or timed, it looks at the rows and takes
+//! the next step, so a restart is no special case.
+
+use std::time::Duration;
+
+use crate::app::App;
+use crate::problem::Problem;
+use crate::{attempts, nodes};
+
+/// It looks at least so often.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// And so often while something is about to be due.
+const SOON: Duration = Duration::from_millis(50);
+/// Pause after a pass that failed: the database is away.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Whether something is about to be due before the timer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Soon {
+    /// A symptom waits for its cause.
+    Yes,
+    /// Nothing.
+    No,
+}
+
+/// Starts the loop; it ends with the service.
+pub fn spawn(app: &App) {
+    let task = run(app.clone());
+    app.shutdown.spawn(task);
+}
+
+async fn run(app: App) {
+    while let Err(problem) = nodes::reconcile::extend_leases(&app).await {
+        complain(&problem);
+        if wait(&app, PAUSE).await == Next::End {
+            return;
+        }
+    }
+    let mut woken = app.wakeup.jobs();
+    loop {
+        // Changes from here on wake the loop again.
+        woken.mark_unchanged();
+        let pause = match pass(&app).await {
+            Ok(Soon::Yes) => SOON,
+            Ok(Soon::No) => INTERVAL,
+            Err(problem) => {
+                complain(&problem);
+                if wait(&app, PAUSE).await == Next::End {
+                    return;
+                }
+                continue;
+            }
+        };
+        tokio::select! {
+            next = wait(&app, pause) => if next == Next::End { return },
+            // The sender lives as long as the app.
+            _ = woken.changed() => {}
+        }
+        if app.shutdown.soft().is_cancelled() {
+            return;
+        }
+    }
+}
+
+/// Looks at everything once: silent nodes, time, then the queue, which gets what the first two have freed.
+///
+/// # Errors
+/// A database that does not answer; the next pass tries again.
+pub async fn pass(app: &App) -> Result<Soon, Problem> {
+    nodes::reconcile::expire(app).await?;
+    let soon = attempts::reconcile::tick(app).await?;
+    attempts::reconcile::place(app).await?;
+    Ok(soon)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Look,
+    End,
+}
+
+async fn wait(app: &App, pause: Duration) -> Next {
+    tokio::select! {
+        () = tokio::time::sleep(pause) => Next::Look,
+        () = app.shutdown.soft().cancelled() => Next::End,
+    }
+}
+
+fn complain(problem: &Problem) {
+    tracing::error!(error = problem as &dyn std::error::Error, "a pass over the rows failed");
+}
