@@ -61,7 +61,7 @@ impl LossGraph {
     }
 }
 
-/// Makes tensors of the model's outputs or of the batch, lent to the guest for the call.
+/// Makes tensors of the model's outputs or of the batch; the guest will own the handles.
 fn inputs(
     state: &mut GuestState,
     metas: &[(String, Meta)],
@@ -71,7 +71,7 @@ fn inputs(
         let node = state.graph()?.recipe.input(name, meta.clone());
         let node = node.map_err(|error| state.refused(error))?;
         let handle = state.handles.push(Tensor { node }).map_err(host)?;
-        tensors.push((name.clone(), Resource::new_borrow(handle.rep())));
+        tensors.push((name.clone(), handle));
     }
     Ok(tensors)
 }

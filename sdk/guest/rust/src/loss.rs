@@ -105,8 +105,8 @@ pub struct LossGuest<L>(PhantomData<L>);
 impl<L: Loss> exports::Guest for LossGuest<L> {
     fn build(
         config: String,
-        outputs: Vec<(String, &Tensor)>,
-        batch: Vec<(String, &Tensor)>,
+        outputs: Vec<(String, Tensor)>,
+        batch: Vec<(String, Tensor)>,
     ) -> Result<exports::Built, Error> {
         panics::report();
         let Built { sum, weight, metrics } = L::build(&config, &Tensors(outputs), &Tensors(batch))?;

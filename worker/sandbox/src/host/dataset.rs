@@ -48,8 +48,9 @@ struct File {
 }
 
 /// An open file, behind a handle.
+#[expect(unreachable_pub, reason = "the bindings re-export it")]
 #[derive(Debug)]
-pub(crate) struct Object {
+pub struct Object {
     map: Arc<Mmap>,
 }
 

@@ -9,8 +9,9 @@ use crate::bindings::types::Dtype;
 use crate::error::GuestError;
 
 /// A node of the expression, behind a handle.
+#[expect(unreachable_pub, reason = "the bindings re-export it")]
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Tensor {
+pub struct Tensor {
     pub(crate) node: Node,
 }
 
