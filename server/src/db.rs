@@ -78,6 +78,19 @@ impl Db {
             .await
     }
 
+    /// Likewise, for reading only, and everything as it was at one moment: for views put together by several statements.
+    ///
+    /// # Errors
+    /// A server that does not answer.
+    pub async fn snapshot(&self, project: ProjectId) -> sqlx::Result<Tx> {
+        self.pool
+            .begin_with(AssertSqlSafe(format!(
+                "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL ROLE lockstep_app; \
+                 SET LOCAL lockstep.project = '{project}'"
+            )))
+            .await
+    }
+
     /// Begins a transaction that sees every project: for the scheduler, reconcilers, agents' side, and to find out who
     /// a token belongs to.
     ///

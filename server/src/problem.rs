@@ -77,6 +77,9 @@ pub enum Problem {
 const PASSING_CONDITIONS: [&str; 8] =
     ["40001", "40P01", "55P03", "57014", "57P01", "57P02", "57P03", "53300"];
 
+/// Text that Postgres cannot store: it came from the request.
+const UNSTORABLE: [&str; 2] = ["22021", "22P05"];
+
 impl Problem {
     /// One field is at fault.
     pub fn field(field: impl Into<String>, message: impl Into<String>) -> Self {
@@ -109,6 +112,7 @@ impl Problem {
             Self::Refused(_) => ProblemCode::JobRefused,
             Self::Unavailable(_) => ProblemCode::Unavailable,
             Self::Database(error) if is_passing(error) => ProblemCode::Unavailable,
+            Self::Database(error) if has_code(error, &UNSTORABLE) => ProblemCode::InvalidRequest,
             Self::Database(_) | Self::Internal(_) => ProblemCode::Internal,
         }
     }
@@ -118,6 +122,9 @@ impl Problem {
         let detail = match (&self, code) {
             (Self::Database(_), ProblemCode::Unavailable) => {
                 "the database does not answer just now".to_owned()
+            }
+            (Self::Database(_), ProblemCode::InvalidRequest) => {
+                "the request holds text with a NUL character".to_owned()
             }
             (Self::Invalid(errors) | Self::Refused(errors), _) if !errors.is_empty() => {
                 errors[0].to_string()
@@ -138,11 +145,13 @@ fn is_passing(error: &sqlx::Error) -> bool {
         | sqlx::Error::PoolTimedOut
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed => true,
-        sqlx::Error::Database(error) => {
-            error.code().is_some_and(|code| PASSING_CONDITIONS.contains(&code.as_ref()))
-        }
-        _ => false,
+        error => has_code(error, &PASSING_CONDITIONS),
     }
+}
+
+fn has_code(error: &sqlx::Error, codes: &[&str]) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| codes.contains(&code.as_ref()))
 }
 
 impl From<FieldError> for Problem {
@@ -153,22 +162,19 @@ impl From<FieldError> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        if let Self::Database(_) | Self::Internal(_) = &self {
-            let source = self.source().map(tracing::field::display);
-            tracing::error!(error = source, chain = %chain(&self), "request failed");
+        if let Self::Database(_) | Self::Internal(_) = &self
+            && self.code() != ProblemCode::InvalidRequest
+        {
+            tracing::error!(error = chain(&self), "request failed");
         }
         render(self.body())
     }
 }
 
+/// What lies behind an error that says nothing itself.
 fn chain(error: &dyn StdError) -> String {
-    let mut text = String::new();
-    let mut next = error.source().and_then(StdError::source);
-    while let Some(error) = next {
-        text = format!("{text}: {error}");
-        next = error.source();
-    }
-    text
+    let sources = std::iter::successors(error.source(), |&error| error.source());
+    sources.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// The response for a body. The body travels along as an extension, for [`crate::router`] to put the request's id in.

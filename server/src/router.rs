@@ -121,10 +121,17 @@ pub fn router(app: App) -> Router {
     let description = move || async move {
         ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], document)
     };
-    api.route("/openapi.json", get(description))
+    let routes = api
+        .route("/openapi.json", get(description))
         .route("/healthz", get(health))
         .fallback(ui::fallback)
-        .method_not_allowed_fallback(async || Problem::MethodNotAllowed)
+        .method_not_allowed_fallback(async || Problem::MethodNotAllowed);
+    layered(app, routes)
+}
+
+/// What surrounds every route, innermost first.
+fn layered(app: App, routes: Router<App>) -> Router {
+    routes
         .layer(CatchPanicLayer::custom(panicked))
         .layer(TraceLayer::new_for_http().make_span_with(span).on_request(()))
         .layer(middleware::from_fn_with_state(app.clone(), identify))
@@ -154,9 +161,12 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
         body.request_id = Some(id.clone());
         response = render(body);
     }
+    let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id) {
-        response.headers_mut().insert(REQUEST_ID.clone(), id);
+        headers.insert(REQUEST_ID.clone(), id);
     }
+    // Answers of the API hold other people's work, and some hold secrets.
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     response
 }
 
@@ -201,4 +211,66 @@ fn span(request: &Request) -> tracing::Span {
     let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let id = request.extensions().get::<RequestId>().map_or("", |RequestId(id)| id.as_str());
     tracing::info_span!("http.request", method = %request.method(), route, request.id = id)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::{Body, to_bytes};
+    use lockstep_service::{Clock, Shutdown};
+    use sqlx::postgres::PgPoolOptions;
+    use tower::ServiceExt as _;
+
+    use super::*;
+    use crate::app::Random;
+    use crate::config::Settings;
+    use crate::db::Db;
+
+    fn app() -> App {
+        // Never used: these routes ask no database.
+        let pool = PgPoolOptions::new().connect_lazy("postgres://nobody@localhost/none").unwrap();
+        let settings = Settings {
+            rank_binary: "/nowhere".into(),
+            data_dir: "/nowhere".into(),
+            heartbeat: Duration::from_secs(1),
+            lease: Duration::from_secs(3),
+            orphan_grace: Duration::from_secs(10),
+            check_time: Duration::from_secs(1),
+        };
+        App::new(Db::from_pool(pool), Clock::system(), Random::system(), Shutdown::new(), settings)
+    }
+
+    async fn problem_of(route: axum::routing::MethodRouter<App>) -> ProblemBody {
+        let router = layered(app(), Router::new().route("/x", route));
+        let response =
+            router.oneshot(Request::get("/x").body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
+        let status = response.status().as_u16();
+        let body: ProblemBody =
+            serde_json::from_slice(&to_bytes(response.into_body(), 1 << 16).await.unwrap())
+                .unwrap();
+        assert_eq!(body.status, status);
+        assert!(body.request_id.is_some());
+        body
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_an_internal_problem_that_tells_nothing() {
+        async fn broken() -> Response {
+            panic!("secret details");
+        }
+        let body = problem_of(get(broken)).await;
+        assert_eq!((body.code, body.detail.as_str()), (ProblemCode::Internal, "internal error"));
+    }
+
+    #[tokio::test]
+    async fn what_a_layer_refuses_becomes_a_problem() {
+        for (status, code) in [
+            (StatusCode::SERVICE_UNAVAILABLE, ProblemCode::Unavailable),
+            (StatusCode::PAYLOAD_TOO_LARGE, ProblemCode::TooLarge),
+            (StatusCode::REQUEST_TIMEOUT, ProblemCode::InvalidRequest),
+            (StatusCode::BAD_GATEWAY, ProblemCode::Internal),
+        ] {
+            assert_eq!(problem_of(get(async move || status)).await.code, code);
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use camino::{Utf8Path, Utf8PathBuf};
 use lockstep_service::{Clock, Shutdown};
 use tokio::net::TcpListener;
@@ -15,6 +15,8 @@ use crate::router::router;
 
 /// How long requests may go on after the first signal.
 const GRACE: Duration = Duration::from_secs(10);
+/// How long connections to the database may take to come back after that.
+const CLOSE_TIME: Duration = Duration::from_secs(2);
 
 /// Serves until a signal comes.
 ///
@@ -22,6 +24,11 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Settings that do not fit, a database that does not answer, an address that is taken.
 pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let settings = args.settings(own_folder()).map_err(anyhow::Error::msg)?;
+    ensure!(
+        settings.rank_binary.is_file(),
+        "--rank-binary: there is no program {}",
+        settings.rank_binary
+    );
     std::fs::create_dir_all(&settings.data_dir)
         .with_context(|| format!("making {}", settings.data_dir))?;
     Db::migrate(&args.database_url).await.context("migrating the database")?;
@@ -50,7 +57,9 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     }
     tracing::info!(%address, "server is ready");
     let stage = shutdown.run_until_stopped(GRACE).await.context("waiting for signals")?;
-    db.close().await;
+    if tokio::time::timeout(CLOSE_TIME, db.close()).await.is_err() {
+        tracing::warn!("some requests still hold database connections");
+    }
     tracing::info!(?stage, "server has stopped");
     Ok(())
 }

@@ -115,3 +115,21 @@ async fn the_page_answers_every_path_that_it_draws_itself(pool: PgPool) {
     let deep = server.get("/jobs/0198c0de", "").await;
     assert_eq!((deep.status, deep.body), (StatusCode::OK, root.body));
 }
+
+#[sqlx::test(migrations = "../migrations")]
+async fn text_that_cannot_be_stored_is_the_requests_fault(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let token = &server.first.token;
+    let request = json!({"name": "a\u{0}b", "role": "member"});
+    server.call("POST", "/v1/tokens", token, request).await.problem(400, "invalid_request");
+    server.get("/v1/datasets/a%00b", token).await.problem(400, "invalid_request");
+    for field in ["name", "loader"] {
+        let mut job = server.job(token).await;
+        if field == "name" {
+            job["name"] = json!("a\u{0}b");
+        } else {
+            job["loader"]["config"] = json!({"text": "a\u{0}b"});
+        }
+        server.submit(token, &job, None).await.problem(400, "invalid_request");
+    }
+}

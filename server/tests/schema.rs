@@ -11,20 +11,30 @@ use sqlx::{AssertSqlSafe, PgPool};
 const WITHOUT_PROJECT: [&str; 6] =
     ["_sqlx_migrations", "join_token", "node", "organisation", "principal", "slot"];
 
+#[derive(sqlx::FromRow)]
+#[expect(clippy::struct_excessive_bools, reason = "columns of the catalogue")]
+struct Table {
+    name: String,
+    is_enabled: bool,
+    is_forced: bool,
+    has_project: bool,
+    policies: Option<Vec<String>>,
+}
+
 #[sqlx::test(migrations = "../migrations")]
 async fn every_table_with_a_project_forces_row_level_security(pool: PgPool) {
-    let tables: Vec<(String, bool, bool, bool, Option<Vec<String>>)> = sqlx::query_as(
-        "SELECT c.relname::text, c.relrowsecurity, c.relforcerowsecurity,
+    let tables: Vec<Table> = sqlx::query_as(
+        "SELECT c.relname::text AS name, c.relrowsecurity AS is_enabled, c.relforcerowsecurity AS is_forced,
                 EXISTS (SELECT FROM pg_attribute AS a
-                        WHERE a.attrelid = c.oid AND a.attname = 'project_id' AND a.attnotnull),
-                (SELECT array_agg(p.polname::text ORDER BY p.polname) FROM pg_policy AS p WHERE p.polrelid = c.oid)
+                        WHERE a.attrelid = c.oid AND a.attname = 'project_id' AND a.attnotnull) AS has_project,
+                (SELECT array_agg(p.polname::text ORDER BY p.polname) FROM pg_policy AS p WHERE p.polrelid = c.oid) AS policies
          FROM pg_class AS c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')",
     )
     .fetch_all(&pool)
     .await
     .unwrap();
     assert!(20 < tables.len());
-    for (name, is_enabled, is_forced, has_project, policies) in tables {
+    for Table { name, is_enabled, is_forced, has_project, policies } in tables {
         assert!(!name.starts_with("pg_"), "{name}");
         if WITHOUT_PROJECT.contains(&name.as_str()) {
             assert!(!has_project, "{name} has a project now");

@@ -181,8 +181,9 @@ pub(crate) async fn register_dataset(
     let id = store::insert_dataset(&mut tx, project, new_id, &digest, &files, now).await?;
     if let Some(name) = &name {
         store::name_dataset(&mut tx, project, name, id).await?;
-        audit::record(&mut tx, &caller, "dataset.name", format!("{name} {digest}"), now).await?;
     }
+    let object = format!("{} {digest}", name.as_deref().unwrap_or("-"));
+    audit::record(&mut tx, &caller, "dataset.register", object, now).await?;
     tx.commit().await?;
     Ok(Json(DatasetView { id, digest, name, files }))
 }

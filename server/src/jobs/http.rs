@@ -59,7 +59,7 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
 }
 
 async fn read(app: &App, caller: &Caller, id: JobId) -> Result<Json<JobView>, Problem> {
-    let mut tx = app.db.project(caller.project_id).await?;
+    let mut tx = app.db.snapshot(caller.project_id).await?;
     let found = view::view(&mut tx, caller.project_id, id).await?;
     tx.rollback().await?;
     found.map(Json).ok_or_else(|| Problem::not_found("job", id))
@@ -85,7 +85,7 @@ pub(crate) async fn list_jobs(
         return Err(Problem::field("limit", format!("expected 1 to {MAX_PAGE}, got {limit}")));
     }
     let cursor = Cursor::of(&query)?;
-    let mut tx = app.db.project(caller.project_id).await?;
+    let mut tx = app.db.snapshot(caller.project_id).await?;
     // One more than asked for tells whether there is a next page.
     let mut jobs =
         store::list(&mut tx, caller.project_id, query.state, cursor, i64::from(limit) + 1).await?;

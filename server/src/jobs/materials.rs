@@ -34,6 +34,8 @@ impl Materials {
     pub fn new(root: Utf8PathBuf) -> Self {
         // What an earlier process left counts as well; a folder that cannot be read counts as empty.
         let bytes = folder_bytes(&root.join("files"));
+        // And what it was in the middle of making is of no use. If it cannot be removed it does not matter either.
+        drop(std::fs::remove_dir_all(root.join("new")));
         Self { root, bytes: AtomicU64::new(bytes), in_use: Arc::default() }
     }
 
