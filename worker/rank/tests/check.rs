@@ -70,7 +70,7 @@ fn a_job_that_fits_is_summed_up() {
 #[test]
 fn a_raw_loss_is_accepted_as_well() {
     let spec = misbehaving(1, json!({}), json!({}));
-    assert_eq!(accepted(&spec, &misbehaving_files("test-raw-loss")).eval_samples, None);
+    assert_eq!(accepted(&spec, &misbehaving_files("misbehaving-raw-loss")).eval_samples, None);
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn data_that_the_loader_cannot_read_is_named() {
 fn guests_over_their_limits_are_refused_by_limit() {
     let loader = |mode: &str| {
         let spec = misbehaving(1, json!({ "mode": mode }), json!({}));
-        refused(&spec, &misbehaving_files("test-loss"))
+        refused(&spec, &misbehaving_files("misbehaving-loss"))
     };
     assert_eq!(loader("loop").field, "loader.limits.call_ms");
     assert_eq!(loader("bomb").field, "loader.limits.memory_mib");
@@ -152,10 +152,10 @@ fn guests_over_their_limits_are_refused_by_limit() {
 #[test]
 fn a_loss_that_does_not_work_is_refused() {
     for (loss, mode) in [
-        ("test-loss", "nan"),
-        ("test-loss", "shape"),
-        ("test-raw-loss", "nan"),
-        ("test-raw-loss", "shape"),
+        ("misbehaving-loss", "nan"),
+        ("misbehaving-loss", "shape"),
+        ("misbehaving-raw-loss", "nan"),
+        ("misbehaving-raw-loss", "shape"),
     ] {
         let spec = misbehaving(1, json!({}), json!({ "mode": mode }));
         let error = refused(&spec, &misbehaving_files(loss));

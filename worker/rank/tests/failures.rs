@@ -22,12 +22,12 @@ fn fails(spec: &JobSpec, loss: &str) -> Outcome {
 /// The loader works for the first epoch of two steps (8 calls a step), then not.
 fn loader_fails(mode: &str) -> FailureReport {
     let spec = misbehaving(1, json!({ "mode": mode, "after_calls": 20 }), json!({}));
-    fails(&spec, "test-loss").failure(0).clone()
+    fails(&spec, "misbehaving-loss").failure(0).clone()
 }
 
 fn loss_fails(mode: &str) -> FailureReport {
     let spec = misbehaving(1, json!({}), json!({ "mode": mode }));
-    fails(&spec, "test-loss").failure(0).clone()
+    fails(&spec, "misbehaving-loss").failure(0).clone()
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_loss_that_traps_or_loops_is_named() {
 #[test]
 fn a_loss_that_is_not_a_number_stops_all_ranks_before_the_step_is_applied() {
     let spec = misbehaving(2, json!({}), json!({ "mode": "nan" }));
-    let outcome = fails(&spec, "test-loss");
+    let outcome = fails(&spec, "misbehaving-loss");
     assert_eq!(outcome.steps(), Vec::<&lockstep_api::StepReport>::new());
     for rank in 0..2 {
         let report = outcome.failure(rank);
@@ -109,7 +109,7 @@ fn a_loss_that_is_not_a_number_stops_all_ranks_before_the_step_is_applied() {
 fn a_raw_loss_that_is_not_a_number_is_named_too() {
     let config = json!({ "mode": "nan", "after_calls": 10 });
     let spec = misbehaving(1, json!({}), config);
-    let report = fails(&spec, "test-raw-loss").failure(0).clone();
+    let report = fails(&spec, "misbehaving-raw-loss").failure(0).clone();
     assert_eq!((report.code, report.step), (FailureCode::NonFinite, Some(Step(1))));
 }
 
@@ -121,7 +121,7 @@ fn a_raw_loss_trains_as_well_as_a_kept_graph() {
         outcome.assert_success();
         outcome.losses()
     };
-    for (kept, raw) in run("test-loss").iter().zip(run("test-raw-loss")) {
+    for (kept, raw) in run("misbehaving-loss").iter().zip(run("misbehaving-raw-loss")) {
         assert!((kept - raw).abs() / kept < 1e-4, "{kept} and {raw}");
     }
 }
@@ -130,7 +130,7 @@ fn a_raw_loss_trains_as_well_as_a_kept_graph() {
 fn one_ranks_failure_reaches_the_others_as_an_effect() {
     // Rank 1 has the grains 4 to 7 of each step; its loader fails in its third step, rank 0's in its own third.
     let spec = misbehaving(2, json!({ "mode": "trap", "after_calls": 9 }), json!({}));
-    let outcome = fails(&spec, "test-loss");
+    let outcome = fails(&spec, "misbehaving-loss");
     for rank in 0..2 {
         let code = outcome.failure(rank).code;
         let is_expected = matches!(code, FailureCode::GuestTrap | FailureCode::PeerGone);

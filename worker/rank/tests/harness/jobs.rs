@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use super::Files;
 
 /// Samples of the digits' splits.
-pub const TRAIN_SAMPLES: u64 = 1437;
-pub const EVAL_SAMPLES: u64 = 360;
+pub(crate) const TRAIN_SAMPLES: u64 = 1437;
+pub(crate) const EVAL_SAMPLES: u64 = 360;
 
 /// Handwritten digits on `ranks` ranks: 12 steps an epoch of 8 grains, the last batch of 29 samples.
-pub fn digits(ranks: u32, reduction: Reduction, epochs: u32) -> JobSpec {
+pub(crate) fn digits(ranks: u32, reduction: Reduction, epochs: u32) -> JobSpec {
     let mut spec =
         job(ranks, epochs, json!({ "augment": true }), json!({ "label_smoothing": 0.05 }));
     spec.ddp.reduction = reduction;
@@ -21,7 +21,7 @@ pub fn digits(ranks: u32, reduction: Reduction, epochs: u32) -> JobSpec {
 }
 
 /// Made-up digits whose guests do what `config` says, 256 samples.
-pub fn misbehaving(ranks: u32, loader: Value, loss: Value) -> JobSpec {
+pub(crate) fn misbehaving(ranks: u32, loader: Value, loss: Value) -> JobSpec {
     job(ranks, 2, loader, loss)
 }
 
@@ -46,7 +46,7 @@ fn job(ranks: u32, epochs: u32, loader: Value, loss: Value) -> JobSpec {
 }
 
 /// Of the digits example, with evaluation.
-pub fn digits_files() -> Files {
+pub(crate) fn digits_files() -> Files {
     let data = root().join("examples/digits/data");
     Files {
         loader: built("examples/digits/digits-loader.wasm"),
@@ -57,9 +57,9 @@ pub fn digits_files() -> Files {
 }
 
 /// Of the guests that misbehave when told to, without evaluation.
-pub fn misbehaving_files(loss: &str) -> Files {
+pub(crate) fn misbehaving_files(loss: &str) -> Files {
     Files {
-        loader: built("worker/sandbox/tests/guests/test-loader.wasm"),
+        loader: built("worker/sandbox/tests/guests/misbehaving-loader.wasm"),
         loss: built(&format!("worker/sandbox/tests/guests/{loss}.wasm")),
         train_dir: root().join("examples/digits/data"),
         eval_dir: None,

@@ -1,7 +1,7 @@
 //! An agent for tests: starts real `lockstep-rank train` processes over one memfd and one unix socket, hears
 //! what they say, and answers. Everything has a deadline.
 
-pub mod jobs;
+pub(crate) mod jobs;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
@@ -23,26 +23,26 @@ const KEY: &str = "attempt-key";
 
 /// Folders and components of a job on this machine.
 #[derive(Debug, Clone)]
-pub struct Files {
-    pub loader: Utf8PathBuf,
-    pub loss: Utf8PathBuf,
-    pub train_dir: Utf8PathBuf,
-    pub eval_dir: Option<Utf8PathBuf>,
+pub(crate) struct Files {
+    pub(crate) loader: Utf8PathBuf,
+    pub(crate) loss: Utf8PathBuf,
+    pub(crate) train_dir: Utf8PathBuf,
+    pub(crate) eval_dir: Option<Utf8PathBuf>,
 }
 
 /// What a gang said until it was gone.
 #[derive(Debug)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// By rank.
-    pub messages: Vec<Vec<RankMessage>>,
+    pub(crate) messages: Vec<Vec<RankMessage>>,
     /// By rank.
-    pub statuses: Vec<ExitStatus>,
+    pub(crate) statuses: Vec<ExitStatus>,
     /// Holds checkpoints.
     _folder: tempfile::TempDir,
 }
 
 /// Ranks at work.
-pub struct Gang {
+pub(crate) struct Gang {
     children: Vec<Child>,
     streams: Vec<UnixStream>,
     heard: Receiver<(usize, Option<RankMessage>)>,
@@ -52,7 +52,7 @@ pub struct Gang {
 
 impl Gang {
     /// Starts `spec.gang.ranks` ranks.
-    pub fn start(spec: &JobSpec, files: &Files, resume: Option<&Utf8Path>) -> Self {
+    pub(crate) fn start(spec: &JobSpec, files: &Files, resume: Option<&Utf8Path>) -> Self {
         let world = spec.gang.ranks;
         let folder = tempfile::tempdir().unwrap();
         let dir = Utf8Path::from_path(folder.path()).unwrap();
@@ -92,15 +92,15 @@ impl Gang {
         Self { children, streams, heard, folder, messages }
     }
 
-    pub fn pid(&self, rank: usize) -> u32 {
+    pub(crate) fn pid(&self, rank: usize) -> u32 {
         self.children[rank].id()
     }
 
-    pub fn kill(&mut self, rank: usize) {
+    pub(crate) fn kill(&mut self, rank: usize) {
         self.children[rank].kill().unwrap();
     }
 
-    pub fn say(&mut self, rank: usize, message: &AgentMessage) {
+    pub(crate) fn say(&mut self, rank: usize, message: &AgentMessage) {
         let mut line = serde_json::to_vec(message).unwrap();
         line.push(b'\n');
         // A rank may be gone already.
@@ -108,7 +108,7 @@ impl Gang {
     }
 
     /// Listens until rank 0 has said what `is_it` wants.
-    pub fn wait_for(&mut self, is_it: impl Fn(&RankMessage) -> bool) {
+    pub(crate) fn wait_for(&mut self, is_it: impl Fn(&RankMessage) -> bool) {
         let deadline = Instant::now() + LIMIT;
         while !self.messages[0].iter().any(&is_it) {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -119,14 +119,14 @@ impl Gang {
     }
 
     /// Closes every connection, as a dying agent does.
-    pub fn hang_up(&mut self) {
+    pub(crate) fn hang_up(&mut self) {
         for stream in &self.streams {
             stream.shutdown(std::net::Shutdown::Both).unwrap();
         }
     }
 
     /// Answers `done` with `released` until every rank is gone.
-    pub fn finish(mut self) -> Outcome {
+    pub(crate) fn finish(mut self) -> Outcome {
         let deadline = Instant::now() + LIMIT;
         for rank in 0..self.messages.len() {
             // What was heard before this call.
@@ -170,7 +170,7 @@ impl Drop for Gang {
 
 impl Outcome {
     /// Status 0 on every rank.
-    pub fn assert_success(&self) -> &Self {
+    pub(crate) fn assert_success(&self) -> &Self {
         for (rank, status) in self.statuses.iter().enumerate() {
             let messages = &self.messages[rank];
             assert_eq!(status.code(), Some(0), "rank {rank} said {:?}", messages.last());
@@ -178,7 +178,7 @@ impl Outcome {
         self
     }
 
-    pub fn steps(&self) -> Vec<&StepReport> {
+    pub(crate) fn steps(&self) -> Vec<&StepReport> {
         let said = self.messages[0].iter();
         said.filter_map(|message| match message {
             RankMessage::Step(report) => Some(report),
@@ -187,11 +187,11 @@ impl Outcome {
         .collect()
     }
 
-    pub fn losses(&self) -> Vec<f64> {
+    pub(crate) fn losses(&self) -> Vec<f64> {
         self.steps().into_iter().map(|step| step.loss.expect("a finite loss")).collect()
     }
 
-    pub fn evaluations(&self) -> Vec<(Step, &[NamedValue])> {
+    pub(crate) fn evaluations(&self) -> Vec<(Step, &[NamedValue])> {
         let said = self.messages[0].iter();
         said.filter_map(|message| match message {
             RankMessage::Evaluated { step, metrics } => Some((*step, metrics.as_slice())),
@@ -200,7 +200,7 @@ impl Outcome {
         .collect()
     }
 
-    pub fn checkpoints(&self) -> Vec<(Step, Utf8PathBuf)> {
+    pub(crate) fn checkpoints(&self) -> Vec<(Step, Utf8PathBuf)> {
         let said = self.messages[0].iter();
         said.filter_map(|message| match message {
             RankMessage::Checkpoint { path, step, .. } => Some((*step, path.into())),
@@ -210,7 +210,7 @@ impl Outcome {
     }
 
     /// What `rank` said that broke.
-    pub fn failure(&self, rank: usize) -> &FailureReport {
+    pub(crate) fn failure(&self, rank: usize) -> &FailureReport {
         let said = &self.messages[rank];
         let failed = said.iter().find_map(|message| match message {
             RankMessage::Failed(report) => Some(report),
@@ -251,7 +251,7 @@ fn config(
 }
 
 /// Compiled once for all tests of a build.
-pub fn cache_dir() -> Utf8PathBuf {
+pub(crate) fn cache_dir() -> Utf8PathBuf {
     let dir = Utf8PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("compiled");
     std::fs::create_dir_all(&dir).unwrap();
     dir
