@@ -45,6 +45,11 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(code_of(error))
 }
 
+/// Whether nobody answered.
+pub(crate) fn is_unreachable(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| matches!(cause.downcast_ref(), Some(ClientError::Unreachable { .. })))
+}
+
 fn code_of(error: &anyhow::Error) -> u8 {
     error
         .chain()

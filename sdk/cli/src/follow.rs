@@ -1,6 +1,5 @@
 //! A job from the outside until it ends: one bar where someone looks, plain lines where nobody does.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
@@ -112,10 +111,11 @@ impl Watch {
 /// What has been shown so far.
 struct View {
     out: Out,
+    /// Where someone watches: a spinner until the number of steps is known, then a bar.
     bar: Option<ProgressBar>,
+    has_total: bool,
     state: Option<(JobState, Option<String>)>,
     failures: Vec<FailureId>,
-    evaluation: BTreeMap<String, f64>,
     last_line: Option<(Instant, i64)>,
 }
 
@@ -123,10 +123,10 @@ impl View {
     fn new(out: Out) -> Self {
         Self {
             out,
-            bar: out.is_watched().then(|| out.steps_bar()),
+            bar: out.is_watched().then(|| out.spinner(String::new())),
+            has_total: false,
             state: None,
             failures: Vec::new(),
-            evaluation: BTreeMap::new(),
             last_line: None,
         }
     }
@@ -140,10 +140,13 @@ impl View {
     }
 
     fn show(&mut self, job: &JobView) {
-        self.show_state(job);
+        // The end is told last, a beginning first.
+        if !job.summary.state.is_final() {
+            self.show_state(job);
+        }
         self.show_failures(job);
-        self.show_evaluation(job);
         self.show_progress(job);
+        self.show_state(job);
     }
 
     fn show_state(&mut self, job: &JobView) {
@@ -169,52 +172,27 @@ impl View {
         }
     }
 
-    fn show_evaluation(&mut self, job: &JobView) {
-        let now: BTreeMap<String, f64> = job
-            .metrics
-            .iter()
-            .filter(|(name, _)| name.starts_with("eval/"))
-            .map(|(name, value)| (name.clone(), *value))
-            .collect();
-        if now.is_empty() || now == self.evaluation {
-            return;
-        }
-        let values: Vec<String> =
-            now.iter().map(|(name, value)| format!("{name} {}", number(*value))).collect();
-        // The bar shows the newest one; lines are for whoever reads them later.
-        if self.bar.is_none() {
-            self.note(&format!("step {}: {}", job.summary.steps_done, values.join(" ")));
-        }
-        self.evaluation = now;
-    }
-
     fn show_progress(&mut self, job: &JobView) {
         let summary = &job.summary;
         let (done, total) = (summary.steps_done.0, summary.steps_total.map(|total| total.0));
-        let loss = summary.loss.map(|loss| format!("loss {}", number(loss)));
+        if let (Some(waiting), Some(_), false) = (&self.bar, total, self.has_total) {
+            waiting.finish_and_clear();
+            self.bar = Some(self.out.steps_bar(summary.name.clone()));
+            self.has_total = true;
+        }
         match &self.bar {
             Some(bar) => {
                 let unsigned = |count: i64| u64::try_from(count).unwrap_or(0);
                 bar.set_length(unsigned(total.unwrap_or(0)));
                 bar.set_position(unsigned(done));
-                bar.set_prefix(summary.name.clone());
-                let accuracy = self
-                    .evaluation
-                    .iter()
-                    .map(|(name, value)| format!("{name} {}", number(*value)));
-                let parts: Vec<String> = loss.into_iter().chain(accuracy).collect();
-                bar.set_message(parts.join(" "));
+                bar.set_message(if self.has_total { values(job) } else { summary.name.clone() });
             }
             None => {
-                let is_due = self
-                    .last_line
-                    .is_none_or(|(at, step)| step != done && LINE_INTERVAL <= at.elapsed());
-                let is_last =
-                    summary.state.is_final() && self.last_line.is_none_or(|it| it.1 != done);
-                if 0 < done && (is_due || is_last) {
+                let is_new = self.last_line.is_none_or(|(_, step)| step != done);
+                let is_due = self.last_line.is_none_or(|(at, _)| LINE_INTERVAL <= at.elapsed());
+                if 0 < done && (summary.state.is_final() || (is_new && is_due)) {
                     let total = total.map(|total| format!("/{total}")).unwrap_or_default();
-                    let loss = loss.map(|loss| format!(" {loss}")).unwrap_or_default();
-                    self.note(&format!("step {done}{total}{loss}"));
+                    self.note(&format!("step {done}{total} {}", values(job)));
                     self.last_line = Some((Instant::now(), done));
                 }
             }
@@ -226,4 +204,15 @@ impl View {
             bar.finish_and_clear();
         }
     }
+}
+
+/// The newest loss and evaluation, on one line.
+fn values(job: &JobView) -> String {
+    let loss = job.summary.loss.map(|loss| format!("loss {}", number(loss)));
+    let evaluation = job
+        .metrics
+        .iter()
+        .filter(|(name, _)| name.starts_with("eval/"))
+        .map(|(name, value)| format!("{name} {}", number(*value)));
+    loss.into_iter().chain(evaluation).collect::<Vec<_>>().join(" ")
 }

@@ -35,6 +35,9 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             out.error(&error);
+            if failure::is_unreachable(&error) {
+                out.note("is the server running? `lockstep up` starts one on this machine");
+            }
             exit_code(&error)
         }
     }

@@ -4,7 +4,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use comfy_table::{Table, presets};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 /// How often a spinner turns.
@@ -80,17 +80,22 @@ impl Out {
     }
 
     /// A bar of steps; its message is set by whoever moves it.
-    pub(crate) fn steps_bar(self) -> ProgressBar {
-        let bar = ProgressBar::new(0);
+    pub(crate) fn steps_bar(self, name: String) -> ProgressBar {
+        let bar = ProgressBar::new(0).with_prefix(name);
         let template =
-            "{prefix} [{bar:30}] {human_pos}/{human_len} steps · {per_sec} · {eta} left · {msg}";
+            "{prefix} [{bar:30}] {human_pos}/{human_len} steps · {rate} · {eta} left · {msg}";
         match ProgressStyle::with_template(template) {
-            Ok(style) => bar.set_style(style.progress_chars("=> ")),
+            Ok(style) => bar.set_style(style.progress_chars("=> ").with_key("rate", write_rate)),
             Err(error) => self.note(&format!("progress template: {error}")),
         }
         bar.enable_steady_tick(SPINNER_TICK);
         bar
     }
+}
+
+fn write_rate(state: &ProgressState, to: &mut dyn std::fmt::Write) {
+    let written = write!(to, "{:.1}/s", state.per_sec());
+    debug_assert!(written.is_ok(), "the bar's buffer takes everything");
 }
 
 /// An error and its causes in one line, each said once.

@@ -54,7 +54,7 @@ pub(crate) async fn up(global: &Global, args: UpArgs, out: Out) -> anyhow::Resul
     if outcome.is_ok() {
         out.note("stopping");
     }
-    let stopped = running.stop(out, interrupts.next());
+    let stopped = running.stop(&folder, out, interrupts.next());
     let stopped = tokio::time::timeout(STOP_CAP, stopped).await;
     if let Some(path) = &args.ready_file {
         folder::remove(path)?;

@@ -17,8 +17,11 @@ use crate::up::folder::{Folder, remove, replace_private};
 
 /// A log longer than this is set aside at the next start, bytes.
 const LOG_CAP: u64 = 16 << 20;
-/// How much of a log's end an error repeats, bytes.
-const LOG_TAIL: u64 = 2000;
+/// How much of a log's end is read for an error, bytes, and how many lines of it are repeated.
+const LOG_TAIL: u64 = 16 << 10;
+const LOG_TAIL_LINES: usize = 6;
+/// How many errors of one look are shown. What is wrong with one request is wrong with the next.
+const ERRORS_SHOWN: usize = 3;
 /// How much of a log is read at once for errors to show, bytes. What comes faster is only in the file.
 const LOG_LOOK_CAP: u64 = 64 << 10;
 /// How often a log is looked at for errors.
@@ -104,7 +107,8 @@ impl Part {
         command
             .args(&self.arguments)
             .envs(self.environment.iter().map(|(name, value)| (name, value)));
-        command.stdout(Stdio::null()).stderr(log);
+        // Errors are for people; a panic still shows its own backtrace when asked to.
+        command.env("RUST_LIB_BACKTRACE", "0").stdout(Stdio::null()).stderr(log);
         let process = OwnedProcess::spawn(command, self.death_signal);
         let process = process.with_context(|| format!("starting {}", self.program))?;
         replace_private(&self.pid_file, &format!("{}\n", process.pid()))?;
@@ -163,7 +167,9 @@ impl Part {
 
     fn tail(&self) -> String {
         let from = self.log.metadata().map_or(0, |meta| meta.len().saturating_sub(LOG_TAIL));
-        read_from(&self.log, from).unwrap_or_default().trim().to_owned()
+        let text = read_from(&self.log, from).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")
     }
 
     /// Waits for its end, says so, and waits the time before it should be started again.
@@ -251,8 +257,12 @@ fn show_errors(name: &str, log: &Utf8Path, from: u64, out: Out) -> u64 {
     let text = read_from(log, from.max(length.saturating_sub(LOG_LOOK_CAP))).unwrap_or_default();
     // A line that is still being written waits for the next look.
     let Some(end) = text.rfind('\n') else { return from };
-    for line in text[..end].lines().filter(|line| line.contains(" ERROR ")) {
+    let errors: Vec<&str> = text[..end].lines().filter(|line| line.contains(" ERROR ")).collect();
+    for line in errors.iter().take(ERRORS_SHOWN) {
         out.note(&format!("{name}: {line}"));
+    }
+    if ERRORS_SHOWN < errors.len() {
+        out.note(&format!("{name}: {} more errors are in {log}", errors.len() - ERRORS_SHOWN));
     }
     length - (text.len() - end - 1) as u64
 }

@@ -24,8 +24,8 @@ const READY_CAP: Duration = Duration::from_secs(60);
 const READY_POLL: Duration = Duration::from_millis(10);
 /// How long the agent may take to end its ranks.
 const AGENT_GRACE: Duration = Duration::from_secs(15);
-/// How long the server may take to finish requests.
-const SERVER_GRACE: Duration = Duration::from_secs(10);
+/// How long the server may take to finish requests. Its own limit is shorter.
+const SERVER_GRACE: Duration = Duration::from_secs(12);
 
 /// What is running.
 #[derive(Debug, Default)]
@@ -111,6 +111,7 @@ impl Running {
     /// Stops everything. When `hurry` ends (a second Ctrl-C), server and agent are killed.
     pub(crate) async fn stop(
         self,
+        folder: &Folder,
         out: Out,
         hurry: impl Future<Output = ()>,
     ) -> anyhow::Result<()> {
@@ -121,6 +122,8 @@ impl Running {
                 part.stop(grace, hurry.clone(), out).await;
             }
         }
+        remove(&folder.address())?;
+        remove(&folder.join_token())?;
         if let Some(cluster) = self.cluster {
             tokio::task::spawn_blocking(|| cluster.stop())
                 .await?
