@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::files::{lock_folder, private_folder, remove_folder};
 use crate::identity::Identity;
 use crate::inventory::inventory;
-use crate::node::{Node, Places, Server};
+use crate::node::{Node, Places, Server, chain};
 use crate::session::{Living, Session, heartbeats, polls};
 use crate::ship::{settle, ship};
 use crate::spawn::Spawner;
@@ -69,6 +69,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         Stage::Clean => {}
         Stage::Forced => tracing::warn!("left before everything was finished"),
     }
+    if let Err(error) = remove_folder(&node.places.sockets) {
+        tracing::debug!(%error, "cannot remove the folder of sockets");
+    }
+    tracing::info!("agent has left");
     Ok(())
 }
 
@@ -180,7 +184,7 @@ impl Joiner {
         let answer = retry::run(Policy::PATIENT, || async {
             let answer = server.note(self.anonymous.join(&request).await);
             if let Err(error @ ClientError::Unreachable { .. }) = &answer {
-                tracing::warn!(%error, "cannot join yet");
+                tracing::warn!(error = %chain(error), "cannot join yet");
             }
             answer
         });

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::attempt::{self, Positions, Told, own_failure};
 use crate::gang::{Action, Local, Order, difference, fence_of};
-use crate::node::{Node, Note};
+use crate::node::{Node, Note, chain};
 use crate::run::Joiner;
 use crate::spool::Kept;
 
@@ -68,7 +68,7 @@ pub(crate) async fn heartbeats(
                     }
                 }
             }
-            Err(error) => tracing::warn!(%error, "a heartbeat was not heard"),
+            Err(error) => tracing::warn!(error = %chain(&error), "a heartbeat was not heard"),
         }
     }
 }
@@ -118,7 +118,7 @@ pub(crate) async fn polls(
                     }
                 }
             }
-            Err(error) => tracing::warn!(%error, "cannot ask the server for work"),
+            Err(error) => tracing::warn!(error = %chain(&error), "cannot ask the server for work"),
         }
         let delay = backoff.next_delay().unwrap_or(Policy::PATIENT.max_delay);
         tokio::select! {

@@ -7,7 +7,7 @@ use lockstep_client::ClientError;
 use lockstep_client::retry::{Backoff, Policy};
 use tokio_util::sync::CancellationToken;
 
-use crate::node::{Node, Note};
+use crate::node::{Node, Note, chain};
 
 /// Most reports of one request.
 const BATCH_COUNT: usize = 500;
@@ -71,13 +71,13 @@ pub(crate) async fn ship(node: Arc<Node>, end: CancellationToken) {
         if is_about_reports(&error) {
             // One of them is at fault: alone it is found, and given up so that the others can go.
             if batch_count == 1 {
-                tracing::error!(seq = last, %error, "the server refuses a report for good: given up");
+                tracing::error!(seq = last, error = %chain(&error), "the server refuses a report for good: given up");
                 node.spool.ack(last);
             }
             batch_count = 1;
             continue;
         }
-        tracing::warn!(%error, "cannot hand over reports yet");
+        tracing::warn!(error = %chain(&error), "cannot hand over reports yet");
         let delay = backoff.next_delay().unwrap_or(Policy::PATIENT.max_delay);
         tokio::select! {
             () = tokio::time::sleep(delay) => {}

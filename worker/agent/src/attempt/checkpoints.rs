@@ -16,9 +16,8 @@ use lockstep_client::{Client, ClientError, manifest_of_file, verified_chunk};
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::course::own_failure;
-use super::prepare::chain;
 use crate::fetch::adopt;
-use crate::node::{Node, blocking};
+use crate::node::{Node, blocking, chain};
 
 /// Checkpoints that may wait while one is under way; the oldest goes when there are more.
 const MAX_WAITING: usize = 2;

@@ -2,7 +2,8 @@
 //!
 //! One verdict an attempt: the first `Failed` that is reported. A rank that complains of missing ranks may only be
 //! seeing that another died, so its complaint is held for a moment; a death by signal that shows up meanwhile is
-//! the cause and goes first.
+//! the cause and goes first. Exits that follow from a held complaint are held with it, so that none is taken for
+//! the cause.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -79,6 +80,15 @@ enum Mode {
     Killed,
 }
 
+/// A complaint of missing ranks that waits for its cause.
+#[derive(Debug)]
+struct Held {
+    until: Instant,
+    complaint: FailureReport,
+    /// Of ranks that left because of it.
+    exits: Vec<Report>,
+}
+
 /// The ranks of one attempt on this node.
 #[derive(Debug)]
 pub(crate) struct Course {
@@ -86,7 +96,7 @@ pub(crate) struct Course {
     graces: Graces,
     mode: Mode,
     has_verdict: bool,
-    held: Option<(Instant, FailureReport)>,
+    held: Option<Held>,
     kill_at: Option<Instant>,
 }
 
@@ -99,7 +109,7 @@ impl Course {
 
     /// When to call with [`Input::Tick`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let held = self.held.as_ref().map(|(until, _)| *until);
+        let held = self.held.as_ref().map(|held| held.until);
         [held, self.kill_at].into_iter().flatten().min()
     }
 
@@ -130,7 +140,7 @@ impl Course {
             }
             Input::StopAsked => {}
             Input::KillAsked => {
-                self.held = None;
+                self.release(&mut actions);
                 self.kill(&mut actions);
             }
             Input::Tick => self.tick(now, &mut actions),
@@ -144,7 +154,7 @@ impl Course {
         }
         if !self.has_verdict && self.complains_of_others(by, &report) {
             if self.held.is_none() {
-                self.held = Some((now + HOLD, report));
+                self.held = Some(Held { until: now + HOLD, complaint: report, exits: Vec::new() });
             }
             return;
         }
@@ -156,21 +166,28 @@ impl Course {
         let Gone { rank, exit, .. } = gone;
         self.ranks.insert(rank, Some(exit));
         let is_bad = exit.code != Some(0);
-        // One that left after its complaint was held did so because of it.
-        let is_explained = self.has_verdict || (self.held.is_some() && exit.signal.is_none());
-        if is_bad && self.mode != Mode::Killed && !is_explained {
-            self.verdict(peer_gone(&gone), actions);
+        let report = Report::RankExited { rank, exit };
+        if is_bad && self.mode != Mode::Killed && !self.has_verdict {
+            match &mut self.held {
+                // One that left by itself after its complaint was held did so because of it.
+                Some(held) if exit.signal.is_none() => {
+                    held.exits.push(report);
+                    return;
+                }
+                _ => self.verdict(peer_gone(&gone), actions),
+            }
         }
-        actions.push(Action::Report(Report::RankExited { rank, exit }));
+        actions.push(Action::Report(report));
         if is_bad && self.has_verdict {
             self.kill(actions);
         }
     }
 
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if let Some((_, report)) = self.held.take_if(|(until, _)| *until <= now) {
-            self.verdict(report, actions);
-            if self.ranks.values().flatten().any(|exit| exit.code != Some(0)) {
+        if self.held.as_ref().is_some_and(|held| held.until <= now) {
+            let has_left = self.held.as_ref().is_some_and(|held| !held.exits.is_empty());
+            self.release(actions);
+            if has_left {
                 self.kill(actions);
             } else {
                 self.kill_by(now + self.graces.leave);
@@ -181,12 +198,19 @@ impl Course {
         }
     }
 
-    /// Reports a failure, and after it one that was held: its effect.
+    /// Reports a failure, and after it a complaint that was held: its effect.
     fn verdict(&mut self, report: FailureReport, actions: &mut Vec<Action>) {
         self.has_verdict = true;
         actions.push(Action::Report(Report::Failed(report)));
-        if let Some((_, effect)) = self.held.take() {
-            actions.push(Action::Report(Report::Failed(effect)));
+        self.release(actions);
+    }
+
+    /// Reports what was held back.
+    fn release(&mut self, actions: &mut Vec<Action>) {
+        if let Some(Held { until: _, complaint, exits }) = self.held.take() {
+            self.has_verdict = true;
+            actions.push(Action::Report(Report::Failed(complaint)));
+            actions.extend(exits.into_iter().map(Action::Report));
         }
     }
 

@@ -19,12 +19,12 @@ use super::checkpoints::{Checkpoints, Outcome, Written};
 use super::course::{Action, Course, Ending, Gone, Graces, Input, missing_ranks, own_failure};
 use super::link::{Expected, Heard, Line, Socket, serve};
 use super::positions::{Positions, process_state};
-use super::prepare::{PrepareError, Ready, chain, folder_of, prepare};
+use super::prepare::{PrepareError, Ready, folder_of, prepare};
 use super::process::{RankProcess, Watch, feed};
 use super::reporter::Reporter;
 use crate::files::remove_folder;
 use crate::gang::{Order, fence_of};
-use crate::node::{Node, Note, blocking};
+use crate::node::{Node, Note, blocking, chain};
 use crate::spawn::GangCommand;
 
 /// Messages of ranks that wait for the attempt's task. When it is full, ranks wait.

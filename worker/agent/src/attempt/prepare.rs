@@ -8,7 +8,7 @@ use lockstep_client::retry::{Backoff, Policy};
 use crate::fetch::{FetchError, Fetcher, Source};
 use crate::files::{private_folder, remove_folder};
 use crate::gang::fence_of;
-use crate::node::{Node, blocking};
+use crate::node::{Node, blocking, chain};
 
 /// Where an attempt's files lie.
 #[derive(Debug, Clone)]
@@ -168,16 +168,4 @@ impl Ready {
             checkpoint_dir: self.checkpoints.to_string(),
         }
     }
-}
-
-/// An error and its sources in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }
