@@ -252,6 +252,11 @@ fn a_server_that_still_runs_without_owner_is_stopped_first() {
     kill(server, "-CONT");
     let cluster = starter.join().unwrap().unwrap();
     assert_ne!(cluster.pid(), server);
+    let log = std::fs::read_to_string(cluster.log_path()).unwrap();
+    assert!(
+        !log.contains("not properly shut down"),
+        "it was not given the time to end cleanly: {log}"
+    );
     cluster.stop().unwrap();
     assert_nothing_left(&folder);
 }
