@@ -1,6 +1,6 @@
 //! The lockstep command line: arguments in, calls of [`lockstep_client`], words out.
 //!
-//! Data goes to standard output, talk to standard error. `--json` on every verb. Exit codes are in [`failure`].
+//! Data goes to standard output, talk to standard error. `--json` on every verb. Exit codes are in `failure.rs`.
 
 mod args;
 mod failure;
