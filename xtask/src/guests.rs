@@ -66,6 +66,7 @@ pub(crate) fn build(root: &Utf8Path) -> anyhow::Result<()> {
     let cache = shell::cache_dir()?.join("guests");
     let kept = cache.join("components");
     std::fs::create_dir_all(&kept).with_context(|| format!("making {kept}"))?;
+    let mut changed = false;
     for guest in GUESTS {
         let name = guest.component;
         let built = kept.join(format!("{name}-{:016x}.wasm", guest.hash(root)?));
@@ -80,7 +81,11 @@ pub(crate) fn build(root: &Utf8Path) -> anyhow::Result<()> {
             continue;
         }
         write(&path, &component)?;
+        changed = true;
         out::note(&format!("made {path}"));
+    }
+    if !changed {
+        out::note("the guests are up to date");
     }
     remove_oldest(&kept)
 }
@@ -243,4 +248,31 @@ fn program(package: &str, name: &str) -> anyhow::Result<Utf8PathBuf> {
         .find(|line| *line == path)
         .map(Utf8PathBuf::from)
         .with_context(|| format!("the package {package} has no {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_is_made_anew_when_a_source_changes_and_not_for_what_cargo_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Utf8Path::from_path(dir.path()).unwrap();
+        let hash = || {
+            let mut hasher = DefaultHasher::new();
+            hash_tree(root, Utf8Path::new("guest"), &mut hasher).unwrap();
+            hasher.finish()
+        };
+        std::fs::create_dir_all(root.join("guest/src")).unwrap();
+        std::fs::write(root.join("guest/src/lib.rs"), "one").unwrap();
+        let before = hash();
+        std::fs::create_dir(root.join("guest/target")).unwrap();
+        std::fs::write(root.join("guest/target/made"), "by cargo").unwrap();
+        assert_eq!(hash(), before);
+        std::fs::write(root.join("guest/src/lib.rs"), "two").unwrap();
+        let after = hash();
+        assert_ne!(after, before);
+        std::fs::rename(root.join("guest/src/lib.rs"), root.join("guest/src/main.rs")).unwrap();
+        assert_ne!(hash(), after, "names count");
+    }
 }
