@@ -2,8 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it fails")]
 
+mod agent;
 mod common;
 
+mod agents;
+mod attempts;
+mod checkpoints;
 mod data;
 mod events;
 mod jobs;

@@ -307,6 +307,7 @@ impl Attempt {
         match word {
             Word::RankExited { rank, exit } => Ok(self.lose_rank(rank, node, exit, now)),
             Word::Failed(report) => {
+                let report = verdict::with_node_name(report, &self.gang.node_name(node));
                 Ok(self.judge(Failure { report, node: Some(node) }, vec![], now))
             }
             Word::Finished => Ok(self.finish_node(node)),

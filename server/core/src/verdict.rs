@@ -44,8 +44,10 @@ pub enum Grade {
 /// How much `report` says about its own origin; see the module's text.
 pub fn grade(report: &FailureReport) -> Grade {
     match report.exit {
-        Some(RankExit { signal: Some(_), .. }) => return Grade::Cause,
-        Some(RankExit { code: Some(code), .. }) if code != PANIC_STATUS && code != 0 => {
+        Some(RankExit { signal: Some(_), .. } | RankExit { code: Some(PANIC_STATUS), .. }) => {
+            return Grade::Cause;
+        }
+        Some(RankExit { code: Some(code), .. }) if code != 0 => {
             // The rank has said why in a failure of its own, which counts more and may be on its way.
             return Grade::Symptom;
         }
@@ -100,6 +102,14 @@ pub fn of_exit(rank: Rank, node_name: &str, exit: RankExit) -> FailureReport {
         message: exit_sentence(rank, node_name, exit),
         evidence: Default::default(),
     }
+}
+
+/// A node's own report of a rank that is gone, told like those of the server: with the node's name.
+pub fn with_node_name(mut report: FailureReport, node_name: &str) -> FailureReport {
+    if let (FailureCode::PeerGone, Some(rank), Some(exit)) = (report.code, report.rank, report.exit) {
+        report.message = exit_sentence(rank, node_name, exit);
+    }
+    report
 }
 
 /// The failure of a node that does not answer, was restarted or was replaced.
@@ -194,6 +204,10 @@ mod tests {
     fn exit_statuses_have_their_codes() {
         let panic = of_exit(Rank(0), "a", exit(Some(101), None));
         assert_eq!((panic.code, grade(&panic)), (FailureCode::RankError, Grade::Cause));
+        let mut told = panic.clone();
+        (told.code, told.message) = (FailureCode::PeerGone, "in the agent's words".to_owned());
+        assert_eq!(grade(&told), Grade::Cause);
+        assert!(with_node_name(told, "alpha").message.starts_with("rank 0 on node alpha panicked"));
         let orphan = of_exit(Rank(0), "a", exit(Some(3), None));
         assert_eq!((orphan.code, grade(&orphan)), (FailureCode::PeerGone, Grade::Symptom));
         let failed = of_exit(Rank(0), "a", exit(Some(1), None));

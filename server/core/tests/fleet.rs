@@ -38,6 +38,8 @@ impl Dice {
 
 /// Which attempt of which job.
 type Key = (usize, Generation);
+/// Which rank got which slot of which node.
+type Places = Vec<(Rank, NodeId, i32)>;
 
 /// What really runs on a machine, whatever anyone believes.
 #[derive(Default)]
@@ -57,7 +59,7 @@ struct Fleet {
     machines: BTreeMap<NodeId, Machine>,
     leases: BTreeMap<NodeId, DateTime<Utc>>,
     jobs: Vec<(Job, Request)>,
-    attempts: BTreeMap<Key, (Attempt, Vec<(Rank, NodeId, i32)>)>,
+    attempts: BTreeMap<Key, (Attempt, Places)>,
 }
 
 fn node(number: u128) -> NodeId {
@@ -173,7 +175,7 @@ impl Fleet {
         }
     }
 
-    fn begin(&mut self, job: usize, places: Vec<(Rank, NodeId, i32)>) {
+    fn begin(&mut self, job: usize, places: Places) {
         let before = self.jobs[job].0;
         let (next, _) = before.step(JobEvent::Placed).unwrap();
         assert!(before.generation < next.generation, "a placement raises the fence");

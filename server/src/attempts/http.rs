@@ -14,7 +14,7 @@ use crate::problem::Problem;
 /// Each has its effect exactly once: what was acknowledged before is skipped. Reports about an attempt whose lease is lost
 /// have none, and the attempt is named in `lost`.
 #[utoipa::path(
-    post, path = "/v1/agent/reports", tag = "agent", request_body = ReportRequest,
+    post, path = "/v1/agent/reports", operation_id = "agent_report", tag = "agent", request_body = ReportRequest,
     responses((status = 200, body = ReportResponse), (status = 401, body = ProblemBody)),
 )]
 #[tracing::instrument(skip_all, fields(node.id = %node.node_id))]

@@ -23,7 +23,7 @@ fn fence(query: AttemptQuery) -> Fence {
 
 /// Which chunks the attempt's project lacks.
 #[utoipa::path(
-    post, path = "/v1/agent/chunks/missing", tag = "agent", request_body = AgentMissingRequest,
+    post, path = "/v1/agent/chunks/missing", operation_id = "agent_missing_chunks", tag = "agent", request_body = AgentMissingRequest,
     responses((status = 200, body = MissingResponse), (status = 409, body = ProblemBody)),
 )]
 #[tracing::instrument(skip_all, fields(node.id = %node.node_id))]
@@ -43,7 +43,7 @@ pub(crate) async fn missing(
 
 /// Puts a chunk. Again: changes nothing.
 #[utoipa::path(
-    put, path = "/v1/agent/chunks/{digest}", tag = "agent",
+    put, path = "/v1/agent/chunks/{digest}", operation_id = "agent_put_chunk", tag = "agent",
     params(("digest" = Digest, Path), ("attempt" = AttemptId, Query), ("generation" = i64, Query)),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 204), (status = 400, body = ProblemBody), (status = 409, body = ProblemBody)),
@@ -70,7 +70,7 @@ pub(crate) async fn put_chunk(
 
 /// A chunk's bytes.
 #[utoipa::path(
-    get, path = "/v1/agent/chunks/{digest}", tag = "agent",
+    get, path = "/v1/agent/chunks/{digest}", operation_id = "agent_get_chunk", tag = "agent",
     params(("digest" = Digest, Path), ("attempt" = AttemptId, Query), ("generation" = i64, Query)),
     responses(
         (status = 200, body = Vec<u8>, content_type = "application/octet-stream"),
@@ -96,7 +96,7 @@ pub(crate) async fn get_chunk(
 
 /// A file's manifest.
 #[utoipa::path(
-    get, path = "/v1/agent/files/{digest}", tag = "agent",
+    get, path = "/v1/agent/files/{digest}", operation_id = "agent_get_file", tag = "agent",
     params(("digest" = Digest, Path), ("attempt" = AttemptId, Query), ("generation" = i64, Query)),
     responses(
         (status = 200, body = FileManifest), (status = 404, body = ProblemBody), (status = 409, body = ProblemBody),
@@ -119,7 +119,7 @@ pub(crate) async fn get_file(
 
 /// Publishes a checkpoint whose chunks were put before. They are read back first.
 #[utoipa::path(
-    post, path = "/v1/agent/checkpoints", tag = "agent", request_body = PublishCheckpoint,
+    post, path = "/v1/agent/checkpoints", operation_id = "agent_publish_checkpoint", tag = "agent", request_body = PublishCheckpoint,
     responses((status = 200, body = CheckpointView), (status = 409, body = ProblemBody)),
 )]
 #[tracing::instrument(skip_all, fields(node.id = %node.node_id))]

@@ -15,7 +15,7 @@ use crate::problem::Problem;
 
 /// A checkpoint's file, `safetensors`.
 #[utoipa::path(
-    get, path = "/v1/checkpoints/{id}/file", tag = "checkpoints", params(("id" = CheckpointId, Path)),
+    get, path = "/v1/checkpoints/{id}/file", operation_id = "download_checkpoint", tag = "checkpoints", params(("id" = CheckpointId, Path)),
     responses(
         (status = 200, body = Vec<u8>, content_type = "application/octet-stream"),
         (status = 404, body = ProblemBody),

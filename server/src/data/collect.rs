@@ -14,6 +14,22 @@ pub(crate) async fn collect_files(
     files: &[Digest],
 ) -> sqlx::Result<()> {
     let files: Vec<String> = files.iter().map(|digest| digest.as_str().to_owned()).collect();
+    // Chunks before files, the order of those who make files.
+    let chunks: Vec<String> = query_scalar!(
+        "SELECT chunks FROM file WHERE project_id = $1 AND digest = ANY($2)",
+        project as ProjectId,
+        &files,
+    )
+    .fetch_all(&mut *db)
+    .await?
+    .concat();
+    query!(
+        "SELECT digest FROM chunk WHERE project_id = $1 AND digest = ANY($2) ORDER BY digest FOR UPDATE",
+        project as ProjectId,
+        &chunks,
+    )
+    .fetch_all(&mut *db)
+    .await?;
     query!(
         "SELECT digest FROM file WHERE project_id = $1 AND digest = ANY($2) ORDER BY digest FOR UPDATE",
         project as ProjectId,
@@ -21,24 +37,15 @@ pub(crate) async fn collect_files(
     )
     .fetch_all(&mut *db)
     .await?;
-    let chunk_lists = query_scalar!(
+    query!(
         "DELETE FROM file
          WHERE project_id = $1 AND digest = ANY($2)
            AND NOT EXISTS (SELECT FROM checkpoint AS c WHERE c.project_id = $1 AND c.file_digest = file.digest)
-           AND NOT EXISTS (SELECT FROM dataset_file AS d WHERE d.project_id = $1 AND d.file_digest = file.digest)
-         RETURNING chunks",
+           AND NOT EXISTS (SELECT FROM dataset_file AS d WHERE d.project_id = $1 AND d.file_digest = file.digest)",
         project as ProjectId,
         &files,
     )
-    .fetch_all(&mut *db)
-    .await?;
-    let chunks: Vec<String> = chunk_lists.concat();
-    query!(
-        "SELECT digest FROM chunk WHERE project_id = $1 AND digest = ANY($2) ORDER BY digest FOR UPDATE",
-        project as ProjectId,
-        &chunks,
-    )
-    .fetch_all(&mut *db)
+    .execute(&mut *db)
     .await?;
     query!(
         "DELETE FROM chunk

@@ -37,7 +37,7 @@ const RUNNING_ATTEMPTS: usize = 1024;
 ///
 /// Joining under a name that is taken takes the place of the node that has it: its token is dead from then on.
 #[utoipa::path(
-    post, path = "/v1/agent/join", tag = "agent", request_body = JoinRequest, security(()),
+    post, path = "/v1/agent/join", operation_id = "agent_join", tag = "agent", request_body = JoinRequest, security(()),
     responses((status = 200, body = JoinResponse), (status = 401, body = ProblemBody)),
 )]
 #[tracing::instrument(skip_all)]
@@ -89,7 +89,7 @@ pub(crate) async fn join(
 
 /// Answers all that should run on the node, as soon as it differs from what the agent has seen.
 #[utoipa::path(
-    post, path = "/v1/agent/poll", tag = "agent", request_body = PollRequest,
+    post, path = "/v1/agent/poll", operation_id = "agent_poll", tag = "agent", request_body = PollRequest,
     responses((status = 200, body = PollResponse), (status = 401, body = ProblemBody)),
 )]
 #[tracing::instrument(skip_all, fields(node.id = %node.node_id))]
@@ -155,7 +155,7 @@ async fn check_in(
 
 /// Renews the lease of the node and of the attempts it runs; names those that it has lost.
 #[utoipa::path(
-    post, path = "/v1/agent/heartbeat", tag = "agent", request_body = HeartbeatRequest,
+    post, path = "/v1/agent/heartbeat", operation_id = "agent_heartbeat", tag = "agent", request_body = HeartbeatRequest,
     responses((status = 200, body = HeartbeatResponse), (status = 401, body = ProblemBody)),
 )]
 #[tracing::instrument(skip_all, fields(node.id = %node.node_id))]
@@ -222,7 +222,7 @@ pub(crate) struct NodesView {
 
 /// The nodes of the caller's organisation and their slots.
 #[utoipa::path(
-    get, path = "/v1/nodes", tag = "nodes",
+    get, path = "/v1/nodes", operation_id = "list_nodes", tag = "nodes",
     responses((status = 200, body = NodesView), (status = 401, body = ProblemBody)),
 )]
 #[tracing::instrument(skip_all)]

@@ -55,7 +55,7 @@ async fn of_job(app: &App, caller: &Caller, job: JobId) -> Result<Tx, Problem> {
 
 /// The metrics of a job: for each step the newest attempt's value.
 #[utoipa::path(
-    get, path = "/v1/jobs/{id}/metrics", tag = "jobs",
+    get, path = "/v1/jobs/{id}/metrics", operation_id = "get_job_metrics", tag = "jobs",
     params(("id" = JobId, Path), ("name" = Option<String>, Query), ("after_step" = Option<i64>, Query)),
     responses((status = 200, body = MetricsView), (status = 404, body = ProblemBody)),
 )]
@@ -79,7 +79,7 @@ pub(crate) async fn metrics(
 
 /// Lines of a job's log.
 #[utoipa::path(
-    get, path = "/v1/jobs/{id}/log", tag = "jobs",
+    get, path = "/v1/jobs/{id}/log", operation_id = "read_job_log", tag = "jobs",
     params(
         ("id" = JobId, Path), ("after" = Option<i64>, Query), ("limit" = Option<u32>, Query),
         ("tail" = Option<bool>, Query),
@@ -107,7 +107,7 @@ pub(crate) async fn log(
 
 /// Which samples each step of a job used.
 #[utoipa::path(
-    get, path = "/v1/jobs/{id}/ledger", tag = "jobs", params(("id" = JobId, Path)),
+    get, path = "/v1/jobs/{id}/ledger", operation_id = "get_job_ledger", tag = "jobs", params(("id" = JobId, Path)),
     responses((status = 200, body = LedgerView), (status = 404, body = ProblemBody)),
 )]
 #[tracing::instrument(skip_all, fields(job.id = %id))]

@@ -1,5 +1,6 @@
 //! Words of nodes and guests, made fit for the database: Postgres stores no NUL, and nothing is without a limit.
 
+use chrono::{DateTime, Utc};
 use serde_json::Value;
 
 /// Longest line of a log, bytes.
@@ -42,6 +43,14 @@ fn without_nul(value: &Value) -> Value {
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
     }
+}
+
+/// A time by a node's clock, within what the database can hold.
+pub(crate) fn storable_time(at: DateTime<Utc>) -> DateTime<Utc> {
+    /// The last second of the year 9999.
+    const LATEST_SECOND: i64 = 253_402_300_799;
+    let latest = DateTime::from_timestamp(LATEST_SECOND, 0).unwrap_or(DateTime::UNIX_EPOCH);
+    at.clamp(DateTime::UNIX_EPOCH, latest)
 }
 
 /// Whether a metric may be called so.

@@ -95,6 +95,24 @@ pub(crate) async fn steps_done(
     Ok(rows.into_iter().map(|row| (row.job_id, row.steps_done)).collect())
 }
 
+/// The newest attempt of each job; a job without one is left out.
+pub(crate) async fn newest(
+    db: &mut PgConnection,
+    jobs: &[JobId],
+) -> sqlx::Result<Vec<(JobId, AttemptId)>> {
+    let ids: Vec<Uuid> = jobs.iter().map(|id| id.0).collect();
+    let rows = query!(
+        r#"
+        SELECT DISTINCT ON (job_id) job_id AS "job_id: JobId", attempt_id AS "attempt_id: AttemptId"
+        FROM attempt WHERE job_id = ANY($1) ORDER BY job_id, number DESC
+        "#,
+        &ids,
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.job_id, row.attempt_id)).collect())
+}
+
 /// One attempt's part of a job's course.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Branch {

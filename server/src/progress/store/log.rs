@@ -5,7 +5,7 @@ use lockstep_api::{AttemptId, JobId, LogLevel, LogLine, LogSource, ProjectId, Ra
 use sqlx::{PgConnection, query, query_as};
 
 use crate::jobs::store::lifecycle;
-use crate::progress::text::{LINE_BYTES, storable};
+use crate::progress::text::{LINE_BYTES, storable, storable_time};
 
 /// Lines kept of one job; later ones are dropped.
 const LINES_PER_JOB: i64 = 1_000_000;
@@ -25,7 +25,7 @@ pub(crate) async fn insert_lines(
     let ranks: Vec<Option<i32>> = lines.iter().map(|line| line.rank.map(|rank| rank.0)).collect();
     let sources: Vec<String> = lines.iter().map(|line| line.source.as_str().to_owned()).collect();
     let levels: Vec<String> = lines.iter().map(|line| line.level.as_str().to_owned()).collect();
-    let times: Vec<DateTime<Utc>> = lines.iter().map(|line| line.at).collect();
+    let times: Vec<DateTime<Utc>> = lines.iter().map(|line| storable_time(line.at)).collect();
     let texts: Vec<String> = lines.iter().map(|line| storable(&line.text, LINE_BYTES)).collect();
     query!(
         "INSERT INTO log_line (project_id, job_id, seq, attempt_id, rank, source, level, at, text)

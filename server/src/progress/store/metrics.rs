@@ -124,26 +124,36 @@ pub(crate) async fn latest_values(
     Ok(finite.map(|row| (row.name, row.value)).collect())
 }
 
-/// The newest training loss of each job; a job without one, or whose last is not finite, is left out.
+/// The newest training loss of each job: its newest attempt's, or an earlier one's as long as that has none. A job without
+/// one, or whose last is not finite, is left out.
 pub(crate) async fn latest_losses(
     db: &mut PgConnection,
     jobs: &[JobId],
 ) -> sqlx::Result<HashMap<JobId, f64>> {
-    let ids: Vec<Uuid> = jobs.iter().map(|id| id.0).collect();
+    let newest = attempts::newest(db, jobs).await?;
+    let job_ids: Vec<Uuid> = newest.iter().map(|(job, _)| job.0).collect();
+    let attempt_ids: Vec<Uuid> = newest.iter().map(|(_, attempt)| attempt.0).collect();
     let rows = query!(
         r#"
-        SELECT wanted.job_id AS "job_id!: JobId", newest.value AS "value!"
-        FROM unnest($1::uuid[]) AS wanted (job_id)
-        CROSS JOIN LATERAL (
-            SELECT value FROM metric_point AS p WHERE p.job_id = wanted.job_id AND p.name = $2
-            ORDER BY p.step DESC, p.attempt_id DESC LIMIT 1
-        ) AS newest
+        SELECT
+            wanted.job_id AS "job_id!: JobId",
+            coalesce(
+                (SELECT value FROM metric_point AS p WHERE p.attempt_id = wanted.attempt_id AND p.name = $3
+                 ORDER BY p.step DESC LIMIT 1),
+                (SELECT value FROM metric_point AS p WHERE p.job_id = wanted.job_id AND p.name = $3
+                 ORDER BY p.step DESC LIMIT 1)
+            ) AS value
+        FROM unnest($1::uuid[], $2::uuid[]) AS wanted (job_id, attempt_id)
         "#,
-        &ids,
+        &job_ids,
+        &attempt_ids,
         LOSS,
     )
     .fetch_all(db)
     .await?;
-    let finite = rows.into_iter().filter(|row| row.value.is_finite());
-    Ok(finite.map(|row| (row.job_id, row.value)).collect())
+    let finite = rows.into_iter().filter_map(|row| {
+        let value = row.value.filter(|value| value.is_finite())?;
+        Some((row.job_id, value))
+    });
+    Ok(finite.collect())
 }
