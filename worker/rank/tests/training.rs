@@ -68,7 +68,7 @@ fn every_position_is_in_the_ledger_once_and_the_curve_falls() {
         RankMessage::Formed { step: Step(0), samples_per_epoch: samples, steps_total: Step(24) };
     assert_eq!(outcome.messages[0][0], formed);
     let losses = outcome.losses();
-    assert!(losses[23] < losses[0] / 2.0, "{losses:?}");
+    assert!(losses[23] < losses[0] / 1.5, "{losses:?}");
     let at: Vec<Step> = outcome.evaluations().iter().map(|(step, _)| *step).collect();
     assert_eq!(at, [Step(12), Step(24)], "after each data epoch");
 }
@@ -81,7 +81,16 @@ fn evaluation_counts_every_sample_once() {
     assert_eq!(names, ["eval/loss", "eval/accuracy"]);
     let right = metrics[1].value.unwrap() * EVAL_SAMPLES as f64;
     assert!((right - right.round()).abs() < 1e-9, "{right} of {EVAL_SAMPLES} are right");
-    assert!(0.5 < metrics[1].value.unwrap(), "{metrics:?}");
+}
+
+#[test]
+fn twenty_epochs_recognise_nine_digits_of_ten() {
+    let spec = digits(2, Reduction::FixedTree, 20);
+    let outcome = Gang::start(&spec, &digits_files(), None).finish();
+    let (step, metrics) = *outcome.assert_success().evaluations().last().unwrap();
+    assert_eq!((step, metrics[1].name.as_str()), (Step(240), "eval/accuracy"));
+    // The evaluation split is of other writers: a linear model ends at 89 %.
+    assert!(0.9 < metrics[1].value.unwrap(), "{metrics:?}");
 }
 
 #[test]

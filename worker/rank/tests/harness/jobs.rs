@@ -15,7 +15,7 @@ pub(crate) const EVAL_SAMPLES: u64 = 360;
 /// Handwritten digits on `ranks` ranks: 12 steps an epoch of 8 grains, the last batch of 29 samples.
 pub(crate) fn digits(ranks: u32, reduction: Reduction, epochs: u32) -> JobSpec {
     let mut spec =
-        job(ranks, epochs, json!({ "augment": true }), json!({ "label_smoothing": 0.05 }));
+        job(ranks, epochs, json!({ "augment": false }), json!({ "label_smoothing": 0.05 }));
     spec.ddp.reduction = reduction;
     spec
 }
@@ -35,7 +35,7 @@ fn job(ranks: u32, epochs: u32, loader: Value, loss: Value) -> JobSpec {
         "loss": { "component": digest, "config": loss, "limits": { "call_ms": 1000, "memory_mib": 64, "output_mib": 16 } },
         "train": {
             "global_batch": 128, "micro_batch": 16, "epochs": epochs, "seed": 7,
-            "optimizer": { "name": "adamw", "lr": 3e-3 }
+            "optimizer": { "name": "adamw", "lr": 1e-2 }
         },
         "gang": { "ranks": ranks },
         "timeouts": { "collective": "20s" }
