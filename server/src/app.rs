@@ -10,11 +10,12 @@ use tokio::sync::{Semaphore, broadcast, watch};
 
 use crate::config::Settings;
 use crate::db::Db;
-use crate::events::http::stream_permits;
 use crate::jobs::materials::Materials;
 
 /// How many job submissions are checked at once. Each is a child process that compiles components.
 pub const CONCURRENT_CHECKS: usize = 2;
+/// How many event streams one server keeps open.
+pub const OPEN_STREAMS: usize = 1000;
 /// How many wake-ups of event streams may wait to be read; a reader that lags behind simply looks at the rows.
 const EVENT_BACKLOG: usize = 1024;
 
@@ -57,7 +58,7 @@ impl App {
             shutdown,
             wakeup: Wakeup::new(),
             checks: Arc::new(Semaphore::new(CONCURRENT_CHECKS)),
-            streams: stream_permits(),
+            streams: Arc::new(Semaphore::new(OPEN_STREAMS)),
             materials: Arc::new(Materials::new(settings.data_dir.join("check"))),
             settings: Arc::new(settings),
         }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::app::Random;
 use crate::config::InitArgs;
 use crate::db::Db;
+use crate::projects::store as projects;
 use crate::tokens::secret::{Minted, TokenKind};
 use crate::tokens::store;
 
@@ -65,17 +66,17 @@ pub async fn first_project(
     let mut tx = db.system().await?;
     let (time, bytes) = ids();
     let organisation_id =
-        store::ensure_organisation(&mut tx, OrganisationId::new(time, bytes), name, now).await?;
+        projects::ensure_organisation(&mut tx, OrganisationId::new(time, bytes), name, now).await?;
     let (time, bytes) = ids();
     let project_id =
-        store::ensure_project(&mut tx, organisation_id, ProjectId::new(time, bytes), name, now)
+        projects::ensure_project(&mut tx, organisation_id, ProjectId::new(time, bytes), name, now)
             .await?;
-    let principal_id = match store::find_member(&mut tx, project_id, ADMIN, Role::Admin).await? {
+    let principal_id = match projects::find_member(&mut tx, project_id, ADMIN, Role::Admin).await? {
         Some(id) => id,
         None => {
             let (time, bytes) = ids();
             let id = PrincipalId::new(time, bytes);
-            store::insert_member(&mut tx, project_id, id, ADMIN, Role::Admin, now).await?;
+            projects::insert_member(&mut tx, project_id, id, ADMIN, Role::Admin, now).await?;
             id
         }
     };

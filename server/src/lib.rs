@@ -21,5 +21,6 @@ mod extract;
 mod jobs;
 mod nodes;
 mod progress;
+mod projects;
 mod tokens;
 mod ui;

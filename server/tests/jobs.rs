@@ -218,8 +218,8 @@ async fn the_list_is_newest_first_and_pages_meet_without_gap_or_overlap(pool: Pg
     let mut ids = Vec::new();
     for _ in 0..5 {
         ids.push(server.submit(token, &job, None).await.json()["id"].as_str().unwrap().to_owned());
-        // Two in the same microsecond, so that the id decides.
-        if ids.len() != 2 {
+        // Two in the same microsecond, on both sides of a page's end, so that the id decides.
+        if ids.len() != 3 {
             server.clock.advance(Duration::from_millis(1));
         }
     }

@@ -12,17 +12,15 @@ use futures::Stream;
 use futures::stream;
 use lockstep_api::{JobEvent, JobId, ProjectId};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
+use tokio::sync::{OwnedSemaphorePermit, broadcast};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::store;
-use crate::app::App;
+use crate::app::{App, OPEN_STREAMS};
 use crate::extract::{Caller, Path};
 use crate::jobs;
 use crate::problem::Problem;
 
-/// Streams of this server at once.
-pub(crate) const MAX_STREAMS: usize = 1000;
 /// How often the rows are looked at without a hint: another replica may have written them.
 const POLL: Duration = Duration::from_secs(1);
 /// Events read at once.
@@ -60,7 +58,7 @@ pub(crate) async fn stream_job_events(
         return Err(Problem::not_found("job", id));
     }
     let place = Arc::clone(&app.streams).try_acquire_owned().map_err(|_| {
-        Problem::Unavailable(format!("this server has {MAX_STREAMS} event streams open already"))
+        Problem::Unavailable(format!("this server has {OPEN_STREAMS} event streams open already"))
     })?;
     let until = Instant::now() + LIFETIME;
     let project = caller.project_id;
@@ -71,11 +69,6 @@ pub(crate) async fn stream_job_events(
         Some((Ok(event), tail))
     });
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
-}
-
-/// One permit for each stream that may be open.
-pub(crate) fn stream_permits() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(MAX_STREAMS))
 }
 
 fn last_event_id(headers: &HeaderMap) -> Result<i64, Problem> {

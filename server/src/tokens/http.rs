@@ -10,9 +10,9 @@ use lockstep_api::{
 use super::secret::{Minted, TokenKind};
 use super::store;
 use crate::app::App;
-use crate::audit;
 use crate::extract::{Caller, Json, Path};
 use crate::problem::Problem;
+use crate::{audit, projects};
 
 /// Longest life of a join token, seconds.
 const MAX_JOIN_SECONDS: u32 = 86_400;
@@ -29,7 +29,8 @@ const MAX_TOKENS: i64 = 1000;
 #[tracing::instrument(name = "me.get", skip_all)]
 pub(crate) async fn get_me(State(app): State<App>, caller: Caller) -> Result<Json<Me>, Problem> {
     let mut tx = app.db.project(caller.project_id).await?;
-    let names = store::find_names(&mut tx, caller.principal_id, caller.project_id).await?;
+    let names =
+        projects::store::find_names(&mut tx, caller.principal_id, caller.project_id).await?;
     tx.rollback().await?;
     let (principal_name, project_name) = names.ok_or(Problem::Unauthenticated)?;
     let Caller { organisation_id, project_id, principal_id, role, token_id: _, request_id: _ } =
@@ -67,7 +68,8 @@ pub(crate) async fn create_token(
         let message = format!("the project has {MAX_TOKENS} valid tokens: revoke one first");
         return Err(Problem::Conflict(message));
     }
-    store::insert_member(&mut tx, caller.project_id, principal_id, &name, role, now).await?;
+    projects::store::insert_member(&mut tx, caller.project_id, principal_id, &name, role, now)
+        .await?;
     let token = store::NewAccessToken {
         token_id: id,
         project_id: caller.project_id,
