@@ -1,6 +1,5 @@
 //! Running other programs, and finding the repository.
 
-use std::io::IsTerminal as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -160,9 +159,4 @@ impl Drop for Background {
             out::note(&format!("{error:#}"));
         }
     }
-}
-
-/// Whether someone watches.
-pub(crate) fn is_watched() -> bool {
-    std::io::stderr().is_terminal()
 }

@@ -1,6 +1,7 @@
 //! Makes tensors of handwritten digits in a CSV file: 64 pixels from 0 to 16, then the digit.
 //!
-//! `x` is f32 `[n, 64]`, pixels from 0 to 1; `y` is s64 `[n]`. The last 360 rows are the split `eval`.
+//! `x` is f32 `[n, 64]`, each image with mean 0 and deviation 1, so that how hard a writer presses says nothing;
+//! `y` is s64 `[n]`. The last 360 rows, by other writers, are the split `eval`.
 
 use lockstep_guest::{Error, Loader, Random, Request, config, export_loader, put, read_file};
 
@@ -19,7 +20,7 @@ const TRAIN_ROWS: usize = 1437;
 #[derive(serde::Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct Config {
-    /// Shifts each training image by up to one pixel in each direction, as its seed says.
+    /// Moves, turns and stretches each training image a little, as its seed says.
     augment: bool,
 }
 
@@ -62,11 +63,12 @@ impl Loader for Digits {
             let at = index as usize;
             let label = self.labels.get(at).ok_or_else(|| Error::sample(index, "no such row"))?;
             let image = &self.pixels[at * PIXELS..][..PIXELS];
-            if request.training && self.config.augment {
-                x.extend_from_slice(&shifted(image, seed));
+            let image = if request.training && self.config.augment {
+                moved(image, seed)
             } else {
-                x.extend_from_slice(image);
-            }
+                std::array::from_fn(|pixel| image[pixel])
+            };
+            x.extend_from_slice(&standardised(&image));
             y.push(*label);
         }
         put("x", &[samples as u32, PIXELS as u32], &x)?;
@@ -90,15 +92,46 @@ impl Digits {
     }
 }
 
-/// The image moved by -1, 0 or 1 in each direction; what comes in from outside is blank.
-fn shifted(image: &[f32], seed: u64) -> [f32; PIXELS] {
+/// With mean 0 and deviation 1.
+fn standardised(image: &[f32; PIXELS]) -> [f32; PIXELS] {
+    let mean = image.iter().sum::<f32>() / PIXELS as f32;
+    let variance = image.iter().map(|pixel| (pixel - mean).powi(2)).sum::<f32>() / PIXELS as f32;
+    // A blank image stays blank.
+    let scale = 1.0 / (variance.sqrt() + 1e-3);
+    image.map(|pixel| (pixel - mean) * scale)
+}
+
+/// How far an image may be moved (pixels), turned (radians) and stretched (fraction), in each direction.
+const MOVE: f32 = 0.7;
+const TURN: f32 = 0.21;
+const STRETCH: f32 = 0.1;
+
+/// The image moved, turned and stretched at random about its middle; what comes in from outside is blank.
+fn moved(image: &[f32], seed: u64) -> [f32; PIXELS] {
     let mut random = Random::new(seed);
-    let (down, right) = (random.below(3) as isize - 1, random.below(3) as isize - 1);
+    let mut within = |limit: f32| (2.0 * random.unit() - 1.0) * limit;
+    let (down, right, turn, stretch) = (within(MOVE), within(MOVE), within(TURN), 1.0 + within(STRETCH));
+    let (sine, cosine) = (turn.sin() / stretch, turn.cos() / stretch);
+    let middle = (SIDE as f32 - 1.0) / 2.0;
     std::array::from_fn(|at| {
-        let row = (at / SIDE).checked_add_signed(-down).filter(|row| *row < SIDE);
-        let column = (at % SIDE).checked_add_signed(-right).filter(|column| *column < SIDE);
-        row.zip(column).map_or(0.0, |(row, column)| image[row * SIDE + column])
+        let (row, column) = ((at / SIDE) as f32 - middle, (at % SIDE) as f32 - middle);
+        let from_row = cosine * row - sine * column + middle + down;
+        let from_column = sine * row + cosine * column + middle + right;
+        between(image, from_row, from_column)
     })
+}
+
+/// The value between pixels, linear in both directions; blank outside.
+fn between(image: &[f32], row: f32, column: f32) -> f32 {
+    let pixel = |row: f32, column: f32| {
+        let inside = |at: f32| (0.0..SIDE as f32).contains(&at);
+        if inside(row) && inside(column) { image[row as usize * SIDE + column as usize] } else { 0.0 }
+    };
+    let (top, left) = (row.floor(), column.floor());
+    let (low, side) = (row - top, column - left);
+    let upper = pixel(top, left) * (1.0 - side) + pixel(top, left + 1.0) * side;
+    let lower = pixel(top + 1.0, left) * (1.0 - side) + pixel(top + 1.0, left + 1.0) * side;
+    upper * (1.0 - low) + lower * low
 }
 
 export_loader!(Digits);
