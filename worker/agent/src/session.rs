@@ -111,7 +111,11 @@ pub(crate) async fn polls(
             }
             Ok(_) => {}
             Err(error) if error.code() == Some(ProblemCode::Unauthenticated) => {
-                match joiner.join_again(&node.server).await {
+                let joined = tokio::select! {
+                    joined = joiner.join_again(&node.server) => joined,
+                    () = end.cancelled() => return,
+                };
+                match joined {
                     Ok(()) => seen_version = 0,
                     Err(error) => {
                         tracing::error!(error = %format!("{error:#}"), "the server no longer knows this node")

@@ -16,6 +16,8 @@ use crate::spool::Kept;
 const BATCH_TIME: Duration = Duration::from_millis(50);
 /// Most steps or lines of one report.
 const BATCH_COUNT: usize = 500;
+/// Most metrics of one report of steps, so that it stays far below what the server takes.
+const BATCH_METRICS: usize = 10_000;
 /// Most bytes of text of one report of lines.
 const BATCH_TEXT_BYTES: usize = 1 << 20;
 /// Longest evidence of a failure, as the server takes it.
@@ -29,6 +31,7 @@ pub(crate) struct Reporter {
     node: Arc<Node>,
     fence: Fence,
     steps: Vec<StepReport>,
+    metric_count: usize,
     lines: Vec<ReportedLine>,
     text_bytes: usize,
     dropped_lines: u64,
@@ -43,6 +46,7 @@ impl Reporter {
             node,
             fence,
             steps: Vec::new(),
+            metric_count: 0,
             lines: Vec::new(),
             text_bytes: 0,
             dropped_lines: 0,
@@ -64,8 +68,10 @@ impl Reporter {
 
     /// A step was done. The first is reported at once: people wait for it.
     pub(crate) fn step(&mut self, step: StepReport) {
+        self.metric_count += step.metrics.len();
         self.steps.push(step);
-        if !std::mem::replace(&mut self.first_step_sent, true) || BATCH_COUNT <= self.steps.len() {
+        let is_full = BATCH_COUNT <= self.steps.len() || BATCH_METRICS <= self.metric_count;
+        if !std::mem::replace(&mut self.first_step_sent, true) || is_full {
             self.flush();
         } else {
             self.flush_soon();
@@ -121,6 +127,7 @@ impl Reporter {
     pub(crate) fn flush(&mut self) {
         self.flush_at = None;
         if !self.steps.is_empty() {
+            self.metric_count = 0;
             let steps = std::mem::take(&mut self.steps);
             self.append(Report::Steps { steps });
         }
