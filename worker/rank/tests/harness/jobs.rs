@@ -15,7 +15,7 @@ pub(crate) const EVAL_SAMPLES: u64 = 360;
 /// Handwritten digits on `ranks` ranks: 12 steps an epoch of 8 grains, the last batch of 29 samples.
 pub(crate) fn digits(ranks: u32, reduction: Reduction, epochs: u32) -> JobSpec {
     let mut spec =
-        job(ranks, epochs, json!({ "augment": false }), json!({ "label_smoothing": 0.05 }));
+        job(ranks, epochs, json!({ "augment": true }), json!({ "label_smoothing": 0.05 }));
     spec.ddp.reduction = reduction;
     spec
 }
