@@ -123,6 +123,8 @@ async fn a_node_whose_lease_runs_out_loses_its_attempt_and_gets_it_again_when_it
     );
     assert_eq!(view["attempts"][0]["outcome"], "lease_lost");
     assert_eq!(view["failures"][0]["code"], "node_lost");
+    let message = view["failures"][0]["message"].as_str().unwrap();
+    assert!(message.contains("node alpha stopped answering"), "{message}");
 
     // It was only cut off. Its ranks may live, so its slot is not given out before they are gone.
     assert_eq!(agent.heartbeat(&server, &[&fence]).await, json!([fence]), "it must kill them");
