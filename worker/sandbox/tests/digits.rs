@@ -79,7 +79,10 @@ fn augmentation_depends_on_the_seed_alone_and_spares_evaluation() {
     assert_eq!(first, x(&seeds, true));
     let plain = row(5).0;
     assert!(first.chunks(PIXELS).all(|image| !is_same(image, &plain)), "every image is moved");
-    assert!(first.chunks(PIXELS).skip(1).all(|image| image != &first[..PIXELS]), "each by its seed");
+    assert!(
+        first.chunks(PIXELS).skip(1).all(|image| image != &first[..PIXELS]),
+        "each by its seed"
+    );
     assert!(is_same(&x(&seeds, false), &plain.repeat(20)));
     let mut again = open(config, "train").unwrap();
     let batch = again.load(&indices, &seeds, true).unwrap();

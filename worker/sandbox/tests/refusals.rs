@@ -101,7 +101,14 @@ fn bytes_that_are_no_component_are_refused() {
 
 #[test]
 fn features_that_are_off_are_refused() {
-    for module in ["(memory i64 1)", "(memory 1 1 shared)", "(func (return_call 0))"] {
+    let modules = [
+        "(memory i64 1)",
+        "(memory 1 1 shared)",
+        "(func (return_call 0))",
+        "(type (struct))",
+        "(tag)",
+    ];
+    for module in modules {
         let error = world_of(&format!("(component (core module {module}))")).unwrap_err();
         assert!(matches!(error, SandboxError::Invalid { .. }), "{module}: {error}");
     }

@@ -110,7 +110,8 @@ const STRETCH: f32 = 0.1;
 fn moved(image: &[f32], seed: u64) -> [f32; PIXELS] {
     let mut random = Random::new(seed);
     let mut within = |limit: f32| (2.0 * random.unit() - 1.0) * limit;
-    let (down, right, turn, stretch) = (within(MOVE), within(MOVE), within(TURN), 1.0 + within(STRETCH));
+    let (down, right, turn, stretch) =
+        (within(MOVE), within(MOVE), within(TURN), 1.0 + within(STRETCH));
     let (sine, cosine) = (turn.sin() / stretch, turn.cos() / stretch);
     let middle = (SIDE as f32 - 1.0) / 2.0;
     std::array::from_fn(|at| {
@@ -125,7 +126,11 @@ fn moved(image: &[f32], seed: u64) -> [f32; PIXELS] {
 fn between(image: &[f32], row: f32, column: f32) -> f32 {
     let pixel = |row: f32, column: f32| {
         let inside = |at: f32| (0.0..SIDE as f32).contains(&at);
-        if inside(row) && inside(column) { image[row as usize * SIDE + column as usize] } else { 0.0 }
+        if inside(row) && inside(column) {
+            image[row as usize * SIDE + column as usize]
+        } else {
+            0.0
+        }
     };
     let (top, left) = (row.floor(), column.floor());
     let (low, side) = (row - top, column - left);
