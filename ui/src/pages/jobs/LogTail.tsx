@@ -50,6 +50,8 @@ export function LogTail({ jobId }: { jobId: string }) {
 }
 
 function prefix(line: LogLine): string {
-  const who = line.rank === null || line.rank === undefined ? "agent" : `rank ${line.rank}`;
-  return `${new Date(line.at).toLocaleTimeString()} ${who} ${line.source} ${line.level}: `;
+  const rank = line.rank ?? null;
+  const who =
+    rank === null ? line.source : `rank ${rank}${line.source === "rank" ? "" : ` ${line.source}`}`;
+  return `${new Date(line.at).toLocaleTimeString()} ${who} ${line.level}: `;
 }
