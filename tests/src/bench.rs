@@ -111,10 +111,11 @@ async fn launch(runs: u32, json: bool) -> anyhow::Result<()> {
 async fn one_launch(service: &Service) -> anyhow::Result<f64> {
     let start = lockstep_e2e::now();
     let job = service.submit("examples/digits/job.toml", &["train.max_steps=3", "gang.ranks=2"])?;
-    let job = wait_for_job(&service.client, job.summary.id, "the job is over", JOB_DEADLINE, |job| {
-        job.summary.state.is_final()
-    })
-    .await?;
+    let job =
+        wait_for_job(&service.client, job.summary.id, "the job is over", JOB_DEADLINE, |job| {
+            job.summary.state.is_final()
+        })
+        .await?;
     let attempt = job.attempts.first().context("the job has an attempt")?;
     let first_step_at = attempt.first_step_at.context("the attempt has done a step")?;
     let time = first_step_at - start;

@@ -19,7 +19,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// The deadline.
-pub async fn wait_for<T, F>(what: &str, deadline: Duration, mut look: impl FnMut() -> F) -> anyhow::Result<T>
+pub async fn wait_for<T, F>(
+    what: &str,
+    deadline: Duration,
+    mut look: impl FnMut() -> F,
+) -> anyhow::Result<T>
 where
     F: Future<Output = Option<T>>,
 {
@@ -60,7 +64,10 @@ pub async fn wait_for_job(
 }
 
 /// The machine's time: tests compare it with what the server wrote down on the same machine.
-#[expect(clippy::disallowed_methods, reason = "a test stands outside of the programs and their clocks")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test stands outside of the programs and their clocks"
+)]
 pub fn now() -> chrono::DateTime<chrono::Utc> {
     chrono::Utc::now()
 }

@@ -12,7 +12,9 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 /// # Panics
 /// Never: this crate lies in a folder of it.
 pub fn repository() -> &'static Utf8Path {
-    Utf8Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in a folder of the repository")
+    Utf8Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("this crate lies in a folder of the repository")
 }
 
 /// The folder that holds `lockstep` and its fellows: where cargo put this program.
@@ -22,7 +24,9 @@ pub fn repository() -> &'static Utf8Path {
 pub fn programs() -> anyhow::Result<Utf8PathBuf> {
     let own = Utf8PathBuf::try_from(std::env::current_exe()?)?;
     let folder = own.ancestors().find(|folder| folder.join("lockstep-server").is_file());
-    folder.map(Utf8Path::to_owned).context("lockstep-server is not built; run `cargo build --workspace --bins`")
+    folder
+        .map(Utf8Path::to_owned)
+        .context("lockstep-server is not built; run `cargo build --workspace --bins`")
 }
 
 /// A running program. Killed when dropped.

@@ -136,7 +136,12 @@ impl Service {
         command.arg("serve").args(["--listen", &listen, "--database-url", &self.database_url]);
         command.args(["--data-dir", folder.join("server").as_str()]);
         command.args(["--rank-binary", self.programs.join("lockstep-rank").as_str()]);
-        command.args(["--heartbeat-ms", &(lease_ms / 3).to_string(), "--lease-ms", &lease_ms.to_string()]);
+        command.args([
+            "--heartbeat-ms",
+            &(lease_ms / 3).to_string(),
+            "--lease-ms",
+            &lease_ms.to_string(),
+        ]);
         command.args(["--port-file", port_file.as_str()]);
         self.server = Some(Process::start(&mut command, &folder.join("server.log"))?);
         let url = wait_for("the server is ready", READY, || async {
@@ -173,7 +178,14 @@ impl Service {
         let folder = self.folder().to_owned();
         let agent = &mut self.agents[index];
         let mut command = Command::new(self.programs.join("lockstep-agent"));
-        command.args(["--server", &self.url, "--name", &agent.name, "--join-token", &self.join_token]);
+        command.args([
+            "--server",
+            &self.url,
+            "--name",
+            &agent.name,
+            "--join-token",
+            &self.join_token,
+        ]);
         command.args(["--data-dir", folder.join(&agent.name).as_str()]);
         command.args(["--cpu-slots", &agent.slots.to_string()]);
         let log = folder.join(format!("{}.log", agent.name));

@@ -26,7 +26,8 @@ const CASES: &[(&str, FailureCode)] = &[
 ];
 
 #[tokio::test]
-async fn every_misbehaviour_ends_its_job_with_its_name_while_another_job_trains_on() -> anyhow::Result<()> {
+async fn every_misbehaviour_ends_its_job_with_its_name_while_another_job_trains_on()
+-> anyhow::Result<()> {
     let service = Service::start(2).await?;
     let bystander = service.submit(JOB, &["train.epochs=100000", "gang.ranks=1"])?.summary.id;
     let runs = |job: &JobView| 1 <= job.summary.steps_done.0;
@@ -56,7 +57,8 @@ async fn every_misbehaviour_ends_its_job_with_its_name_while_another_job_trains_
 
     let before = service.client.job(bystander).await?.summary.steps_done;
     let goes_on = |job: &JobView| before < job.summary.steps_done;
-    wait_for_job(&service.client, bystander, "the bystander goes on", REST_OF_THE_JOB, goes_on).await?;
+    wait_for_job(&service.client, bystander, "the bystander goes on", REST_OF_THE_JOB, goes_on)
+        .await?;
     assert!(service.client.nodes().await?[0].is_live);
     Ok(())
 }

@@ -92,7 +92,8 @@ async fn a_killed_agent_takes_its_ranks_along_and_the_job_is_placed_again_when_i
     })
     .await?;
 
-    let lost = |job: &JobView| job.failures.iter().any(|failure| failure.code == FailureCode::NodeLost);
+    let lost =
+        |job: &JobView| job.failures.iter().any(|failure| failure.code == FailureCode::NodeLost);
     let deadline = LEASE * 2 + Duration::from_secs(2);
     let job = wait_for_job(&service.client, id, "the lease expires", deadline, lost).await?;
     assert_eq!(job.summary.state, JobState::Queued);

@@ -20,7 +20,8 @@ fn refusal(service: &Service, settings: &[&str]) -> anyhow::Result<(Option<i32>,
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_refused_at_submit_with_the_field_and_what_was_expected() -> anyhow::Result<()> {
+async fn what_does_not_fit_is_refused_at_submit_with_the_field_and_what_was_expected()
+-> anyhow::Result<()> {
     let service = Service::start_server_alone().await?;
     let cases: &[(&str, &[&str])] = &[
         ("model.inputs=63", &["model.inputs", "63", "64"]),

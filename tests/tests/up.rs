@@ -67,12 +67,14 @@ impl Folder {
     }
 
     async fn assert_nothing_runs(&self) -> anyhow::Result<()> {
-        wait_for("no process is left", GONE, || async { self.processes().is_empty().then_some(()) }).await
+        wait_for("no process is left", GONE, || async { self.processes().is_empty().then_some(()) })
+            .await
     }
 }
 
 #[tokio::test]
-async fn up_starts_everything_and_an_interrupt_leaves_no_process_and_no_socket() -> anyhow::Result<()> {
+async fn up_starts_everything_and_an_interrupt_leaves_no_process_and_no_socket()
+-> anyhow::Result<()> {
     let folder = Folder::new()?;
     let (mut up, ready) = folder.started().await?;
     let client = Client::new(&ready.url, &ready.token)?;

@@ -24,7 +24,8 @@ async fn losses(service: &Service, job: &JobView) -> anyhow::Result<Vec<f64>> {
 }
 
 #[tokio::test]
-async fn any_number_of_ranks_gives_the_same_curve_bit_for_bit_with_the_fixed_tree() -> anyhow::Result<()> {
+async fn any_number_of_ranks_gives_the_same_curve_bit_for_bit_with_the_fixed_tree()
+-> anyhow::Result<()> {
     let service = Service::start(3).await?;
     let mut curves = Vec::new();
     for ranks in ["gang.ranks=1", "gang.ranks=2", "gang.ranks=3"] {
@@ -52,7 +53,10 @@ async fn the_fast_reduction_agrees_with_one_process_to_five_digits() -> anyhow::
         let together = losses(&service, &together).await?;
         assert_eq!(alone.len(), together.len());
         for (step, (one, many)) in alone.iter().zip(&together).enumerate() {
-            assert!((one - many).abs() <= 1e-5 * one.abs(), "{ranks}, step {step}: {one} and {many}");
+            assert!(
+                (one - many).abs() <= 1e-5 * one.abs(),
+                "{ranks}, step {step}: {one} and {many}"
+            );
         }
     }
     Ok(())

@@ -146,15 +146,19 @@ fn server_modules(source: &Utf8Path) -> anyhow::Result<Vec<Forbidden>> {
 fn module_rule(file: &str, line: &str) -> Option<String> {
     let line = line.trim();
     let import = line.strip_prefix("pub(crate) ").unwrap_or(line).strip_prefix("use crate::")?;
-    let parts: Vec<&str> =
-        import.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|p| !p.is_empty()).collect();
+    let parts: Vec<&str> = import
+        .split(|c: char| !(c.is_alphanumeric() || c == '_'))
+        .filter(|p| !p.is_empty())
+        .collect();
     let noun = file.split('/').next().unwrap_or_default();
     let is_store = file.contains("/store");
     let names_http = 2 <= parts.len() && parts[1] == "http";
     if names_http && file != "router.rs" && parts[0] != noun {
         return Some(format!("{file} uses another noun's http ({import})"));
     }
-    if is_store && (names_http || matches!(parts[0], "router" | "reconcile" | "extract" | "problem")) {
+    if is_store
+        && (names_http || matches!(parts[0], "router" | "reconcile" | "extract" | "problem"))
+    {
         return Some(format!("{file} is a store and must not use {import}"));
     }
     None

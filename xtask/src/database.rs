@@ -23,7 +23,8 @@ impl Throwaway {
     pub(crate) fn start() -> anyhow::Result<Self> {
         // Not under the target folder: as root the server runs as another user, who may not reach it there.
         let folder = tempfile::Builder::new().prefix("lockstep-db-").tempdir()?;
-        let path = Utf8Path::from_path(folder.path()).context("the temporary folder's path is no text")?;
+        let path =
+            Utf8Path::from_path(folder.path()).context("the temporary folder's path is no text")?;
         let options = Options {
             durability: Durability::Throwaway,
             max_connections: CONNECTIONS_CAP,

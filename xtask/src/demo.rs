@@ -63,8 +63,13 @@ impl Demo {
         let (loss, accuracy) = results(&lockstep)?;
         if self.keep {
             service.keep();
-            out::note(&format!("still running; settings: LOCKSTEP_CONFIG={}", home.join("config.toml")));
-            out::note("its token for the web page is in that file; stop it with `pkill -INT -x lockstep`");
+            out::note(&format!(
+                "still running; settings: LOCKSTEP_CONFIG={}",
+                home.join("config.toml")
+            ));
+            out::note(
+                "its token for the web page is in that file; stop it with `pkill -INT -x lockstep`",
+            );
         } else {
             service.stop()?;
         }

@@ -28,7 +28,11 @@ const NEEDS: &[Need] = &[
     Need { what: "a C linker", package: "gcc", is_there: || shell::has("cc") },
     Need { what: "Node.js with npm", package: "nodejs npm", is_there: || shell::has("npm") },
     Need { what: "Chromium", package: "chromium", is_there: || shell::has("chromium") },
-    Need { what: "Python with pip and venv", package: "python3 python3-venv", is_there: || shell::has("python3") },
+    Need {
+        what: "Python with pip and venv",
+        package: "python3 python3-venv",
+        is_there: || shell::has("python3"),
+    },
 ];
 
 fn has_postgres() -> bool {
@@ -95,7 +99,9 @@ fn web_page(root: &Utf8Path) -> anyhow::Result<()> {
     }
     let page = ui.join("dist/index.html");
     let sources = ["src", "index.html", "package-lock.json", "vite.config.ts", "public"];
-    if !ui.join("dist/assets").is_dir() || sources.iter().any(|name| is_newer(&ui.join(name), &page)) {
+    if !ui.join("dist/assets").is_dir()
+        || sources.iter().any(|name| is_newer(&ui.join(name), &page))
+    {
         shell::run(&mut shell::npm(root, &["run", "build"]))?;
     } else {
         out::note("the web page is up to date");

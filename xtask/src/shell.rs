@@ -26,8 +26,10 @@ pub(crate) fn setting(name: &str) -> Option<String> {
 pub(crate) fn cache_dir() -> anyhow::Result<Utf8PathBuf> {
     let base = match setting("XDG_CACHE_HOME") {
         Some(dir) => Utf8PathBuf::from(dir),
-        None => Utf8PathBuf::from(setting("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?)
-            .join(".cache"),
+        None => {
+            Utf8PathBuf::from(setting("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?)
+                .join(".cache")
+        }
     };
     Ok(base.join("lockstep"))
 }
@@ -51,10 +53,8 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
 /// Runs a program and returns its standard output.
 pub(crate) fn read(command: &mut Command) -> anyhow::Result<String> {
     let line = describe(command);
-    let output = command
-        .stderr(Stdio::inherit())
-        .output()
-        .with_context(|| format!("starting `{line}`"))?;
+    let output =
+        command.stderr(Stdio::inherit()).output().with_context(|| format!("starting `{line}`"))?;
     if !output.status.success() {
         bail!("`{line}` ended with {}", output.status);
     }
@@ -103,7 +103,8 @@ impl Background {
     /// Starts it.
     pub(crate) fn start(command: &mut Command) -> anyhow::Result<Self> {
         let what = describe(command);
-        let child = command.stdin(Stdio::null()).spawn().with_context(|| format!("starting `{what}`"))?;
+        let child =
+            command.stdin(Stdio::null()).spawn().with_context(|| format!("starting `{what}`"))?;
         Ok(Self { child, what })
     }
 

@@ -35,7 +35,9 @@ pub struct FileManifest {
 }
 
 /// One file of a dataset.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(
+    Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
+)]
 #[serde(deny_unknown_fields)]
 pub struct DatasetFile {
     /// Relative, `/` between parts, no `.` or `..`; 1 to 512 bytes.
@@ -72,7 +74,8 @@ pub struct DatasetView {
 
 /// The digest of a dataset: SHA-256 over its files ordered by path, one line each: path, tab, digest, newline.
 pub fn dataset_digest(files: &[DatasetFile]) -> Digest {
-    let mut lines: Vec<String> = files.iter().map(|f| format!("{}\t{}\n", f.path, f.file)).collect();
+    let mut lines: Vec<String> =
+        files.iter().map(|f| format!("{}\t{}\n", f.path, f.file)).collect();
     lines.sort();
     Digest::of(lines.concat().as_bytes())
 }

@@ -94,7 +94,9 @@ impl Generation {
 }
 
 /// The SHA-256 of some bytes, written `sha256:` and 64 lower-case hex digits.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(
+    Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
+)]
 #[serde(try_from = "String", into = "String")]
 #[schema(value_type = String, pattern = "^sha256:[0-9a-f]{64}$")]
 #[cfg_attr(feature = "sqlx", derive(sqlx::Type), sqlx(transparent, no_pg_array))]

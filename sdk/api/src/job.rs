@@ -263,7 +263,11 @@ pub struct JobEvent {
 /// What changed. A hint: read the thing itself for its full state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "sqlx", derive(sqlx::Type), sqlx(type_name = "job_event_kind", rename_all = "snake_case"))]
+#[cfg_attr(
+    feature = "sqlx",
+    derive(sqlx::Type),
+    sqlx(type_name = "job_event_kind", rename_all = "snake_case")
+)]
 pub enum JobEventKind {
     /// The job, an attempt or a rank changed state.
     State,

@@ -65,8 +65,9 @@ fn first_line(message: &str) -> String {
 
 /// serde's "unknown field `x`, expected one of `a`, `b`": the nearest of them, if near.
 fn unknown_name(message: &str) -> Option<String> {
-    let rest =
-        message.strip_prefix("unknown field `").or_else(|| message.strip_prefix("unknown variant `"))?;
+    let rest = message
+        .strip_prefix("unknown field `")
+        .or_else(|| message.strip_prefix("unknown variant `"))?;
     let (got, rest) = rest.split_once('`')?;
     rest.split('`')
         .skip(1)
@@ -122,11 +123,9 @@ impl JobSpec {
     /// Everything that can be said without looking at components or data. Empty: fine.
     pub fn check(&self) -> Vec<FieldError> {
         let mut check = Check::default();
-        check.that(
-            (1..=100).contains(&self.name.chars().count()),
-            "name",
-            || format!("expected 1 to 100 characters, got {}", self.name.chars().count()),
-        );
+        check.that((1..=100).contains(&self.name.chars().count()), "name", || {
+            format!("expected 1 to 100 characters, got {}", self.name.chars().count())
+        });
         check.model(&self.model);
         check.train(self);
         check.range("ddp.bucket_mib", u64::from(self.ddp.bucket_mib), 1, 1024);
@@ -149,9 +148,19 @@ impl JobSpec {
         check.range("retry.user", u64::from(self.retry.user), 0, 100);
         check.range("retry.infrastructure", u64::from(self.retry.infrastructure), 0, 100);
         for (guest, field) in [(&self.loader, "loader"), (&self.loss, "loss")] {
-            check.range(&format!("{field}.limits.memory_mib"), guest.limits.memory_mib.into(), 1, 4096);
+            check.range(
+                &format!("{field}.limits.memory_mib"),
+                guest.limits.memory_mib.into(),
+                1,
+                4096,
+            );
             check.range(&format!("{field}.limits.call_ms"), guest.limits.call_ms, 10, 600_000);
-            check.range(&format!("{field}.limits.output_mib"), guest.limits.output_mib.into(), 1, 1024);
+            check.range(
+                &format!("{field}.limits.output_mib"),
+                guest.limits.output_mib.into(),
+                1,
+                1024,
+            );
             if let Err(error) = guest.component.parse::<Digest>() {
                 check.add(&format!("{field}.component"), error.to_string());
             }
@@ -200,7 +209,10 @@ impl Check {
         self.range("train.global_batch", train.global_batch.into(), 1, 1 << 24);
         self.range("train.micro_batch", train.micro_batch.into(), 1, 1 << 24);
         self.that(train.micro_batch <= train.global_batch, "train.micro_batch", || {
-            format!("expected at most train.global_batch = {}, got {}", train.global_batch, train.micro_batch)
+            format!(
+                "expected at most train.global_batch = {}, got {}",
+                train.global_batch, train.micro_batch
+            )
         });
         if 0 < train.micro_batch {
             let grains = train.global_batch.div_ceil(train.micro_batch);

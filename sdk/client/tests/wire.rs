@@ -70,7 +70,9 @@ fn events(text: &str) -> String {
 }
 
 fn event(seq: i64) -> String {
-    format!("id: {seq}\nevent: job\ndata: {{\"seq\":{seq},\"at\":\"2026-01-01T00:00:00Z\",\"kind\":\"state\"}}\n\n")
+    format!(
+        "id: {seq}\nevent: job\ndata: {{\"seq\":{seq},\"at\":\"2026-01-01T00:00:00Z\",\"kind\":\"state\"}}\n\n"
+    )
 }
 
 fn job() -> JobId {
@@ -81,7 +83,8 @@ fn job() -> JobId {
 async fn a_busy_server_is_asked_again_and_the_token_goes_along() {
     let nodes = answer("200 OK", "{\"nodes\":[]}");
     let (client, heard) =
-        server(vec![problem(ProblemCode::Unavailable), answer("502 Bad Gateway", "proxy"), nodes]).await;
+        server(vec![problem(ProblemCode::Unavailable), answer("502 Bad Gateway", "proxy"), nodes])
+            .await;
     assert_eq!(client.nodes().await.unwrap(), []);
     let heads = heads(heard).await;
     assert_eq!(heads.len(), 3);

@@ -41,9 +41,9 @@ pub fn init_telemetry(filter: &str, format: LogFormat) -> Result<(), TelemetryEr
         .map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })?;
     let registry = tracing_subscriber::registry().with(filter);
     match format {
-        LogFormat::Text => registry
-            .with(fmt::layer().with_writer(std::io::stderr).with_ansi(false))
-            .try_init()?,
+        LogFormat::Text => {
+            registry.with(fmt::layer().with_writer(std::io::stderr).with_ansi(false)).try_init()?
+        }
         LogFormat::Json => {
             registry.with(fmt::layer().json().with_writer(std::io::stderr)).try_init()?;
         }
