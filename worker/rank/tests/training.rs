@@ -120,7 +120,9 @@ fn a_job_that_resumes_from_a_checkpoint_goes_on_bit_for_bit_on_another_number_of
 #[test]
 fn told_to_stop_one_rank_all_leave_after_the_same_step_with_a_checkpoint() {
     let spec = digits(2, Reduction::FixedTree, 2000);
-    let mut gang = Gang::start(&spec, &digits_files(), None);
+    // An evaluation would carry the vote too.
+    let files = Files { eval_dir: None, ..digits_files() };
+    let mut gang = Gang::start(&spec, &files, None);
     gang.wait_for(
         |message| matches!(message, RankMessage::Step(step) if step.ledger.step == Step(20)),
     );
