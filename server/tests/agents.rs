@@ -169,7 +169,12 @@ async fn a_server_that_was_away_takes_nothing_from_nodes_that_could_not_reach_it
     let seen = async {
         let extended = "SELECT EXISTS (SELECT FROM node WHERE $1 < lease_expires_at)";
         let now = server.clock.now();
-        while !sqlx::query_scalar::<_, bool>(extended).bind(now).fetch_one(&server.pool).await.unwrap() {
+        while !sqlx::query_scalar::<_, bool>(extended)
+            .bind(now)
+            .fetch_one(&server.pool)
+            .await
+            .unwrap()
+        {
             tokio::task::yield_now().await;
         }
     };

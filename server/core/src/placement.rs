@@ -181,7 +181,7 @@ impl fmt::Display for Kind<'_> {
 /// Decides about each request, first come first served; see the module's text. `nodes` are those that take work.
 pub fn schedule(queue: &[Request], nodes: &[NodeOffer]) -> Vec<Decision> {
     let mut nodes = nodes.to_vec();
-    nodes.sort_by_key(|node| node.node);
+    nodes.sort_by(|a, b| (&a.name, a.node).cmp(&(&b.name, b.node)));
     queue.iter().map(|request| place(request, &mut nodes)).collect()
 }
 
@@ -191,7 +191,7 @@ fn place(request: &Request, nodes: &mut [NodeOffer]) -> Decision {
     let free = |node: &NodeOffer| {
         node.slots.iter().filter(|s| s.suits(&request.slot) && !s.is_held).count()
     };
-    // The tightest fit leaves the large holes whole; the order of ids settles ties.
+    // The tightest fit leaves the large holes whole; the order of names settles ties.
     let best = nodes.iter_mut().filter(|node| wanted <= free(node)).min_by_key(|node| free(node));
     if let Some(node) = best {
         return Decision::Placed(take(request, node));

@@ -106,7 +106,8 @@ pub fn of_exit(rank: Rank, node_name: &str, exit: RankExit) -> FailureReport {
 
 /// A node's own report of a rank that is gone, told like those of the server: with the node's name.
 pub fn with_node_name(mut report: FailureReport, node_name: &str) -> FailureReport {
-    if let (FailureCode::PeerGone, Some(rank), Some(exit)) = (report.code, report.rank, report.exit) {
+    if let (FailureCode::PeerGone, Some(rank), Some(exit)) = (report.code, report.rank, report.exit)
+    {
         report.message = exit_sentence(rank, node_name, exit);
     }
     report

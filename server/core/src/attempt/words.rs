@@ -1,0 +1,149 @@
+//! What can happen to an attempt, what follows, and why a word is refused.
+
+use lockstep_api::{AttemptOutcome, Blame, FailureReport, Generation, NodeId, Rank, RankExit};
+
+use crate::verdict::{Failure, Standing};
+
+/// What can happen to an attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// A node said something.
+    Said {
+        /// Who.
+        node: NodeId,
+        /// Under which fence.
+        generation: Generation,
+        /// What.
+        word: Word,
+    },
+    /// A node is no longer what it was.
+    NodeLost {
+        /// Which.
+        node: NodeId,
+        /// In which way.
+        loss: NodeLoss,
+    },
+    /// Someone wants it to end.
+    StopRequested,
+    /// Time passed.
+    Tick,
+}
+
+/// What a node says about an attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Word {
+    /// A rank's process runs.
+    RankStarted {
+        /// Which.
+        rank: Rank,
+    },
+    /// The group is formed, or a step was done.
+    Progressed,
+    /// Its ranks live: the lease goes on.
+    Renewed,
+    /// A rank's process is gone.
+    RankExited {
+        /// Which.
+        rank: Rank,
+        /// How.
+        exit: RankExit,
+    },
+    /// Something broke.
+    Failed(FailureReport),
+    /// Every rank of the node finished and left.
+    Finished,
+    /// Every rank of the node is gone.
+    Stopped,
+    /// None of the attempt's ranks lives on the node, said long enough after the attempt's end that no start of them can
+    /// be under way (an attempt that ended before its node heard of it). Means nothing before the end.
+    Absent,
+}
+
+/// How a node was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeLoss {
+    /// It has not renewed its lease. Its ranks may live.
+    LeaseExpired,
+    /// So long ago that it must have stopped its ranks itself.
+    OrphanGracePassed,
+    /// Its agent was started anew; no rank outlives its agent.
+    Restarted,
+    /// Another agent joined under its name.
+    Replaced,
+}
+
+impl NodeLoss {
+    /// Whether no rank of the node can be alive.
+    pub fn proves_gone(self) -> bool {
+        match self {
+            Self::LeaseExpired => false,
+            Self::OrphanGracePassed | Self::Restarted | Self::Replaced => true,
+        }
+    }
+
+    pub(super) fn sentence(self, node_name: &str) -> String {
+        match self {
+            Self::LeaseExpired | Self::OrphanGracePassed => {
+                format!("node {node_name} stopped answering: its lease ran out")
+            }
+            Self::Restarted => {
+                format!("the agent of node {node_name} was started anew: its ranks are gone")
+            }
+            Self::Replaced => {
+                format!("another agent joined as node {node_name}: its ranks are gone")
+            }
+        }
+    }
+}
+
+/// What the caller must do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Effect {
+    /// Write a failure down.
+    File {
+        /// What.
+        failure: Failure,
+        /// As what.
+        standing: Standing,
+    },
+    /// The suspect that was filed first becomes the verdict.
+    PromoteSuspect,
+    /// A process is gone: its slot is free.
+    Release {
+        /// Whose.
+        rank: Rank,
+    },
+    /// The nodes' sets of assignments changed.
+    Reassign,
+    /// The job must hear that the attempt is over.
+    Over {
+        /// How.
+        outcome: AttemptOutcome,
+        /// Whose fault.
+        blame: Blame,
+    },
+}
+
+/// Why an event was refused.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum StepError {
+    /// From a gang that lost its lease: drop it, and tell the node to stop its ranks.
+    #[error("event carries generation {got}, the attempt is at {held}")]
+    Stale {
+        /// As it came.
+        got: Generation,
+        /// The attempt's.
+        held: Generation,
+    },
+    /// About a rank that this node does not run.
+    #[error("node {node} runs no such rank of this attempt ({rank:?})")]
+    NotAMember {
+        /// Who spoke.
+        node: NodeId,
+        /// Of whom; absent: none of the ranks is its own.
+        rank: Option<Rank>,
+    },
+    /// The attempt is over and the word means nothing for it: the node has yet to hear.
+    #[error("the attempt has ended")]
+    Over,
+}
