@@ -257,3 +257,7 @@ impl Session {
         self.settle();
     }
 }
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

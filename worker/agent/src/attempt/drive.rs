@@ -412,4 +412,4 @@ fn socket_name(fence: Fence) -> String {
 
 #[cfg(test)]
 #[path = "drive_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 
 use lockstep_api::{
-    AgentMessage, Digest, LedgerEntry, Phase, RankConfig, RankExit, Step, StepReport,
+    AgentMessage, Digest, LedgerEntry, LogSource, Phase, RankConfig, RankExit, Step, StepReport,
 };
 use lockstep_client::Client;
 use lockstep_service::Clock;
@@ -35,40 +35,7 @@ impl Bench {
     /// Starts an attempt of `count` ranks that behave like `what`.
     #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
     fn start(what: &str, count: i32, has_components: bool) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let base = Utf8PathBuf::try_from(folder.path().to_owned()).unwrap();
-        let cache = Cache::open(&base.join("cache"), u64::MAX, Clock::system()).unwrap();
-        let mut assignment = assignment(fence(7, 3), count, false);
-        assignment.spec.name = what.to_owned();
-        for component in
-            [&mut assignment.spec.loader.component, &mut assignment.spec.loss.component]
-        {
-            let digest = Digest::of(component.as_bytes());
-            *component = digest.to_string();
-            if has_components {
-                cache.insert(&digest, cache.new_file().unwrap()).unwrap();
-            }
-        }
-        let places = Places {
-            rank_binary: rank_program(&base),
-            attempts: base.join("attempts"),
-            sockets: base.join("sockets"),
-            compiled: base.join("compiled"),
-        };
-        for made in [&places.attempts, &places.sockets] {
-            std::fs::create_dir(made).unwrap();
-        }
-        let (notes, _) = mpsc::unbounded_channel();
-        let node = Arc::new(Node {
-            // Nobody listens on port 9 of this machine.
-            server: Server::new(Client::new("http://127.0.0.1:9", "lsn_test").unwrap()),
-            spool: Spool::open(&base.join("reports.jsonl"), 1 << 20).unwrap(),
-            cache: Arc::new(cache),
-            spawner: Spawner::start().unwrap(),
-            clock: Clock::system(),
-            places,
-            notes,
-        });
+        let (node, assignment, _, folder) = test_node(what, count, has_components);
         let (told, receiver) = watch::channel(Told { order: Order::Run, verdict: None });
         let positions = Arc::new(Positions::default());
         let task = run(node.clone(), assignment.clone(), receiver, positions.clone());
@@ -123,6 +90,47 @@ impl Bench {
     }
 }
 
+/// A node whose server is away, and an assignment of `count` ranks that behave like `what`.
+pub(crate) fn test_node(
+    what: &str,
+    count: i32,
+    has_components: bool,
+) -> (Arc<Node>, Assignment, mpsc::UnboundedReceiver<Note>, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let base = Utf8PathBuf::try_from(folder.path().to_owned()).unwrap();
+    let cache = Cache::open(&base.join("cache"), u64::MAX, Clock::system()).unwrap();
+    let mut assignment = assignment(fence(7, 3), count, false);
+    assignment.spec.name = what.to_owned();
+    for component in [&mut assignment.spec.loader.component, &mut assignment.spec.loss.component] {
+        let digest = Digest::of(component.as_bytes());
+        *component = digest.to_string();
+        if has_components {
+            cache.insert(&digest, cache.new_file().unwrap()).unwrap();
+        }
+    }
+    let places = Places {
+        rank_binary: rank_program(&base),
+        attempts: base.join("attempts"),
+        sockets: base.join("sockets"),
+        compiled: base.join("compiled"),
+    };
+    for made in [&places.attempts, &places.sockets] {
+        std::fs::create_dir(made).unwrap();
+    }
+    let (notes, noted) = mpsc::unbounded_channel();
+    let node = Node {
+        // Nobody listens on port 9 of this machine.
+        server: Server::new(Client::new("http://127.0.0.1:9", "lsn_test").unwrap()),
+        spool: Spool::open(&base.join("reports.jsonl"), 1 << 20).unwrap(),
+        cache: Arc::new(cache),
+        spawner: Spawner::start().unwrap(),
+        clock: Clock::system(),
+        places,
+        notes,
+    };
+    (Arc::new(node), assignment, noted, folder)
+}
+
 /// A program that runs [`acts_as_a_rank`].
 fn rank_program(folder: &camino::Utf8Path) -> Utf8PathBuf {
     let path = folder.join("rank");
@@ -135,7 +143,7 @@ fn rank_program(folder: &camino::Utf8Path) -> Utf8PathBuf {
 }
 
 /// A report in a few words.
-fn short(report: &Report) -> String {
+pub(crate) fn short(report: &Report) -> String {
     match report {
         Report::RankStarted { rank, .. } => format!("started {rank}"),
         Report::GroupFormed { .. } => "formed".to_owned(),
@@ -320,6 +328,11 @@ fn act(config: &RankConfig) -> i32 {
             101
         }
         "fail" if config.rank == Rank(1) => {
+            // Much is still on its way when the rank is gone.
+            for _ in 0..3000 {
+                let (source, level) = (LogSource::Guest, LogLevel::Info);
+                say(&RankMessage::Log { source, level, text: "almost there".to_owned() });
+            }
             say(&RankMessage::Failed(own_failure(
                 FailureCode::GuestTrap,
                 "unreachable".to_owned(),

@@ -14,6 +14,8 @@ mod process;
 mod reporter;
 
 pub(crate) use course::own_failure;
+#[cfg(test)]
+pub(crate) use drive::tests as drive_tests;
 pub(crate) use drive::{Told, run};
 pub(crate) use positions::Positions;
 #[cfg(test)]

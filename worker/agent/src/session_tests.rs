@@ -1,0 +1,115 @@
+//! The session with a real attempt and no server: whatever takes the attempt away, its ranks die and that is reported.
+
+use lockstep_api::NumberedReport;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::attempt::drive_tests::{short, test_node};
+use crate::attempt::process_state;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const NEVER: Duration = Duration::from_secs(3600);
+
+struct Bench {
+    node: Arc<Node>,
+    living: Living,
+    assignment: Assignment,
+    answers: mpsc::Sender<Vec<Assignment>>,
+    end: CancellationToken,
+    task: JoinHandle<()>,
+    _folder: tempfile::TempDir,
+}
+
+impl Bench {
+    /// A session in which two ranks work and heed nothing.
+    #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
+    async fn start(orphan_grace: Duration) -> Self {
+        let (node, assignment, notes, folder) = test_node("work", 2, true);
+        let living = Living::default();
+        let session = Session::new(node.clone(), living.clone(), orphan_grace);
+        let (answers, answered) = mpsc::channel(1);
+        let end = CancellationToken::new();
+        let task = tokio::spawn(session.run(answered, notes, end.clone()));
+        let bench = Self { node, living, assignment, answers, end, task, _folder: folder };
+        bench.answer(true).await;
+        bench.until("formed").await;
+        bench
+    }
+
+    /// The server lists the attempt, or no longer.
+    async fn answer(&self, is_listed: bool) {
+        let listed = if is_listed { vec![self.assignment.clone()] } else { Vec::new() };
+        self.answers.send(listed).await.unwrap();
+    }
+
+    fn reports(&self) -> Vec<String> {
+        let batch = self.node.spool.next_batch(usize::MAX, u64::MAX).unwrap();
+        batch.iter().map(|NumberedReport { report, .. }| short(report)).collect()
+    }
+
+    async fn until(&self, what: &str) {
+        let mut newest = self.node.spool.newest();
+        let reported = async {
+            while !self.reports().iter().any(|it| it == what) {
+                newest.changed().await.unwrap();
+            }
+        };
+        let waited = tokio::time::timeout(LIMIT, reported).await;
+        waited.unwrap_or_else(|_| panic!("{what} is missing: {:?}", self.reports()));
+    }
+
+    fn pids(&self) -> Vec<i32> {
+        self.living.all().iter().flat_map(|it| &it.ranks).map(|it| it.pid).collect()
+    }
+
+    /// The ranks were killed and everybody was told, with a verdict if the server cannot know why.
+    async fn assert_killed(&self, pids: Vec<i32>, verdict: Option<&str>) {
+        self.until("stopped").await;
+        let said = self.reports();
+        assert_eq!(
+            said.iter().find(|it| it.starts_with("failed")).map(String::as_str),
+            verdict,
+            "{said:?}"
+        );
+        for rank in [0, 1] {
+            assert!(said.contains(&format!("exited {rank} None Some(9)")), "{said:?}");
+        }
+        assert_eq!(pids.len(), 2);
+        for pid in pids {
+            assert_eq!(process_state(pid), None);
+        }
+    }
+}
+
+#[tokio::test]
+async fn ranks_of_an_attempt_that_the_server_no_longer_lists_die() {
+    let bench = Bench::start(NEVER).await;
+    let pids = bench.pids();
+    bench.answer(false).await;
+    bench.assert_killed(pids, None).await;
+}
+
+#[tokio::test]
+async fn ranks_of_a_lost_lease_die_at_once() {
+    let bench = Bench::start(NEVER).await;
+    let pids = bench.pids();
+    bench.node.notes.send(Note::Lost(fence_of(&bench.assignment))).unwrap();
+    bench.assert_killed(pids, None).await;
+}
+
+#[tokio::test]
+async fn ranks_that_no_server_answers_for_die_after_the_grace() {
+    let bench = Bench::start(Duration::from_secs(2)).await;
+    let pids = bench.pids();
+    bench.assert_killed(pids, Some("failed node_lost")).await;
+}
+
+#[tokio::test]
+async fn an_agent_that_is_told_to_stop_kills_its_ranks_and_says_why() {
+    let mut bench = Bench::start(NEVER).await;
+    let pids = bench.pids();
+    bench.end.cancel();
+    tokio::time::timeout(LIMIT, &mut bench.task).await.unwrap().unwrap();
+    bench.assert_killed(pids, Some("failed node_lost")).await;
+    assert_eq!(bench.living.all(), []);
+}
