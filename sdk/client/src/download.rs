@@ -1,6 +1,7 @@
 //! From the server to a local file: whole and verified, or not there at all.
 
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use lockstep_api::{CheckpointView, Digest};
@@ -52,7 +53,10 @@ impl Client {
             Some(folder) if !folder.as_str().is_empty() => folder.to_owned(),
             _ => Utf8PathBuf::from("."),
         };
-        let file = tempfile::NamedTempFile::with_prefix_in(".lockstep-", &folder);
+        // A user's file like any other: what the umask leaves.
+        let mode = std::fs::Permissions::from_mode(0o666);
+        let file =
+            tempfile::Builder::new().prefix(".lockstep-").permissions(mode).tempfile_in(&folder);
         let mut file = file.map_err(ClientError::file("make a file in", &folder))?;
         let mut hash = Sha256::new();
         let mut size_bytes = 0;

@@ -126,9 +126,12 @@ impl ClientError {
 fn describe(problem: &ProblemBody) -> String {
     let mut text =
         if problem.detail.is_empty() { problem.title.clone() } else { problem.detail.clone() };
-    for error in &problem.errors {
-        text.push_str("\n  ");
-        text.push_str(&error.to_string());
+    for error in problem.errors.iter().map(ToString::to_string) {
+        // A detail that already says it is not repeated.
+        if !text.contains(&error) {
+            text.push_str("\n  ");
+            text.push_str(&error);
+        }
     }
     text
 }
@@ -149,6 +152,11 @@ mod tests {
             "the job cannot be read\n  train.epochs: expected 1 or more, got 0"
         );
         assert!(!error.is_retryable());
+
+        let mut body = ProblemBody::new(ProblemCode::JobRefused, "model.inputs: expected 64");
+        body.errors.push(FieldError::new("model.inputs", "expected 64"));
+        let error = ClientError::Problem(Box::new(body));
+        assert_eq!(error.to_string(), "model.inputs: expected 64", "said once");
         let busy = ProblemBody::new(ProblemCode::Unavailable, "starting");
         assert!(ClientError::Problem(Box::new(busy)).is_retryable());
     }
