@@ -20,7 +20,7 @@ use crate::files::{lock_folder, private_folder, remove_folder};
 use crate::identity::Identity;
 use crate::inventory::inventory;
 use crate::node::{Node, Places, Server, chain};
-use crate::session::{Living, Session, heartbeats, polls};
+use crate::session::{Living, Session, heartbeats, polls, withdraw};
 use crate::ship::{settle, ship};
 use crate::spawn::Spawner;
 use crate::spool::{SPOOL_CAP_BYTES, Spool};
@@ -112,12 +112,14 @@ fn spawn_tasks(
     let (answers, answered) = mpsc::channel(1);
     let every = identity.heartbeat();
     shutdown.spawn(heartbeats(node.clone(), living.clone(), boot_id.clone(), every, end.clone()));
-    shutdown.spawn(polls(node.clone(), joiner, offer, boot_id, answers, end.clone()));
+    shutdown.spawn(polls(node.clone(), joiner, offer, boot_id.clone(), answers, end.clone()));
     shutdown.spawn(ship(node.clone(), all_reported.clone()));
-    let session = Session::new(node.clone(), living, identity.orphan_grace());
+    let mut session = Session::new(node.clone(), living, identity.orphan_grace());
     let node = node.clone();
     shutdown.spawn(async move {
         session.run(answered, noted, end).await;
+        withdraw(&node, boot_id).await;
+        session.leave().await;
         let newest = *node.spool.newest().borrow();
         let mut acked = node.spool.acked();
         let last = acked.wait_for(|acked| newest <= *acked);

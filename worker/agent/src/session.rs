@@ -23,6 +23,9 @@ use crate::spool::Kept;
 /// An answer to a poll that says nothing new and comes sooner than this is not a parked one.
 const SHORTEST_PARK: Duration = Duration::from_millis(100);
 
+/// How long the server may take to hear that the node leaves.
+const WITHDRAW_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// The attempts whose ranks live here, for heartbeats.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Living(Arc<Mutex<BTreeMap<Fence, Arc<Positions>>>>);
@@ -132,6 +135,21 @@ pub(crate) async fn polls(
     }
 }
 
+/// Offers nothing from now on, so that the server does not place anything on a node that is leaving.
+pub(crate) async fn withdraw(node: &Node, boot_id: String) {
+    let inventory = Inventory { cpu_slots: Vec::new(), cuda_devices: Vec::new(), memory_mib: 0 };
+    // No version is negative, so the answer comes at once.
+    let request = PollRequest { seen_version: -1, inventory, boot_id };
+    let client = node.server.client();
+    match tokio::time::timeout(WITHDRAW_TIMEOUT, client.poll(&request)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => {
+            tracing::debug!(error = %chain(&error), "the server was not told that this node leaves")
+        }
+        Err(_) => tracing::debug!("the server was not told in time that this node leaves"),
+    }
+}
+
 struct Running {
     local: Local,
     told: watch::Sender<Told>,
@@ -161,9 +179,9 @@ impl Session {
         }
     }
 
-    /// Until `end`; then kills every rank and comes back when all are gone.
+    /// Until `end`. What runs then goes on until [`Self::leave`].
     pub(crate) async fn run(
-        mut self,
+        &mut self,
         mut answers: mpsc::Receiver<Vec<Assignment>>,
         mut notes: mpsc::UnboundedReceiver<Note>,
         end: CancellationToken,
@@ -184,6 +202,10 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// Kills every rank and comes back when all are gone.
+    pub(crate) async fn leave(mut self) {
         self.kill_all("the agent of this node was told to stop").await;
     }
 

@@ -26,10 +26,14 @@ impl Bench {
     async fn start(orphan_grace: Duration) -> Self {
         let (node, assignment, notes, folder) = test_node("work", 2, true);
         let living = Living::default();
-        let session = Session::new(node.clone(), living.clone(), orphan_grace);
+        let mut session = Session::new(node.clone(), living.clone(), orphan_grace);
         let (answers, answered) = mpsc::channel(1);
         let end = CancellationToken::new();
-        let task = tokio::spawn(session.run(answered, notes, end.clone()));
+        let until = end.clone();
+        let task = tokio::spawn(async move {
+            session.run(answered, notes, until).await;
+            session.leave().await;
+        });
         let bench = Self { node, living, assignment, answers, end, task, _folder: folder };
         bench.answer(true).await;
         bench.until("formed").await;

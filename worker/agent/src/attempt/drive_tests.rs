@@ -175,8 +175,10 @@ fn verdict(reports: &[Report]) -> FailureReport {
 async fn ranks_that_finish_are_released_and_every_step_is_reported_in_order() {
     let reports = Bench::start("finish", 2, true).end().await;
     let said = shorts(&reports);
-    assert_eq!(said[..3], ["started 0", "started 1", "formed"]);
-    assert_eq!(said[3], "steps 1", "the first step is reported at once: {said:?}");
+    // Rank 1 has nothing to wait for and may leave at any time.
+    let of_rank_0: Vec<&String> = said.iter().filter(|it| !it.starts_with("exited 1")).collect();
+    assert_eq!(of_rank_0[..3], ["started 0", "started 1", "formed"]);
+    assert_eq!(of_rank_0[3], "steps 1", "the first step is reported at once: {said:?}");
     assert_eq!(said.last().unwrap(), "finished");
     for rank in [0, 1] {
         assert!(said.contains(&format!("exited {rank} Some(0) None")), "{said:?}");
