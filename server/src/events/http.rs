@@ -15,11 +15,11 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, broadcast};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::store;
 use crate::app::{App, OPEN_STREAMS};
 use crate::extract::{Caller, Path};
 use crate::jobs;
 use crate::problem::Problem;
+use crate::progress;
 
 /// How often the rows are looked at without a hint: another replica may have written them.
 const POLL: Duration = Duration::from_secs(1);
@@ -128,7 +128,10 @@ impl Tail {
         let mut tx = self.app.db.project(self.project).await?;
         // First the state: the last event is written together with the final state, so whoever sees that sees all.
         let state = jobs::store::find_state(&mut tx, self.project, self.job).await?;
-        self.read = store::after(&mut tx, self.project, self.job, self.last, BATCH).await?.into();
+        self.read =
+            progress::store::events_after(&mut tx, self.project, self.job, self.last, BATCH)
+                .await?
+                .into();
         tx.rollback().await?;
         Ok(match state {
             _ if !self.read.is_empty() => Look::Found,

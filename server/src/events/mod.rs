@@ -1,4 +1,3 @@
-//! The live stream of one job, fed by its outbox.
+//! The live stream of one job, fed by its outbox (`progress::store`).
 
 pub(crate) mod http;
-pub(crate) mod store;

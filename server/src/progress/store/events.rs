@@ -1,8 +1,8 @@
-//! The outbox of a job: what changed, numbered under the job row's lock, so that a reader who goes by the numbers misses nothing.
+//! The table `job_event`, the outbox of a job: what changed, numbered under the job row's lock, so that a reader who goes by the numbers misses nothing.
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{JobEventKind, JobId, ProjectId};
-use sqlx::{PgConnection, query};
+use lockstep_api::{JobEvent, JobEventKind, JobId, ProjectId};
+use sqlx::{PgConnection, query, query_as};
 
 use crate::jobs::store::lifecycle;
 
@@ -32,4 +32,29 @@ pub(crate) async fn append_events(
         .await?;
     }
     Ok(())
+}
+
+/// Events of a job after `last`, oldest first.
+pub(crate) async fn events_after(
+    db: &mut PgConnection,
+    project: ProjectId,
+    job: JobId,
+    last: i64,
+    limit: i64,
+) -> sqlx::Result<Vec<JobEvent>> {
+    query_as!(
+        JobEvent,
+        r#"
+        SELECT seq, at, kind AS "kind: JobEventKind" FROM job_event
+        WHERE project_id = $1 AND job_id = $2 AND $3 < seq
+        ORDER BY seq
+        LIMIT $4
+        "#,
+        project as ProjectId,
+        job as JobId,
+        last,
+        limit,
+    )
+    .fetch_all(db)
+    .await
 }

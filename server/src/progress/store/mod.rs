@@ -6,7 +6,7 @@ mod ledger;
 mod log;
 mod metrics;
 
-pub(crate) use events::append_events;
+pub(crate) use events::{append_events, events_after};
 pub(crate) use failures::{NewFailure, insert_failure, promote_suspect, suspects, verdicts};
 pub(crate) use ledger::{insert_entries, ledger};
 pub(crate) use log::{LogQuery, insert_lines, log};
