@@ -56,10 +56,7 @@ pub(crate) async fn put_chunk(
     Query(query): Query<AttemptQuery>,
     Body(bytes): Body,
 ) -> Result<axum::http::StatusCode, Problem> {
-    let got = data::readback::digest_of(bytes.clone()).await?;
-    if got != digest {
-        return Err(Problem::field("digest", format!("the bytes make {got}, expected {digest}")));
-    }
+    data::readback::verify(&digest, &bytes).await?;
     let mut tx = app.db.system().await?;
     let held =
         attempts::hold_fence(&mut tx, node.node_id, fence(query)).await?.ok_or(Problem::Fenced)?;

@@ -7,7 +7,7 @@ use lockstep_api::{
     RegisterDataset, Role, dataset_digest,
 };
 
-use super::readback::{Readback, digest_of, read_back};
+use super::readback::{Readback, read_back, verify};
 use super::{check, store};
 use crate::app::App;
 use crate::audit;
@@ -50,7 +50,7 @@ pub(crate) async fn put_chunk(
 ) -> Result<StatusCode, Problem> {
     caller.require(Role::Member)?;
     octets(&headers)?;
-    verified(&digest, &bytes).await?;
+    verify(&digest, &bytes).await?;
     let mut tx = app.db.project(caller.project_id).await?;
     store::put_chunk(&mut tx, caller.project_id, &digest, &bytes, app.clock.now()).await?;
     tx.commit().await?;
@@ -58,7 +58,7 @@ pub(crate) async fn put_chunk(
 }
 
 /// Refuses a body that says it is something else than octets.
-pub(crate) fn octets(headers: &HeaderMap) -> Result<(), Problem> {
+fn octets(headers: &HeaderMap) -> Result<(), Problem> {
     const OCTETS: &str = "application/octet-stream";
     match headers.get(header::CONTENT_TYPE) {
         Some(kind) if kind.as_bytes() != OCTETS.as_bytes() => {
@@ -66,21 +66,6 @@ pub(crate) fn octets(headers: &HeaderMap) -> Result<(), Problem> {
         }
         _ => Ok(()),
     }
-}
-
-/// Refuses an empty chunk and one whose bytes have another digest.
-pub(crate) async fn verified(digest: &Digest, bytes: &bytes::Bytes) -> Result<(), Problem> {
-    if bytes.is_empty() {
-        return Err(Problem::field(
-            "body",
-            "expected at least one byte: an empty file has no chunks",
-        ));
-    }
-    let got = digest_of(bytes.clone()).await?;
-    if got == *digest {
-        return Ok(());
-    }
-    Err(Problem::field("digest", format!("the body's digest is {got}, expected {digest}")))
 }
 
 /// Which of these files does the project lack?

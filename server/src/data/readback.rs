@@ -62,7 +62,22 @@ async fn hashed(mut whole: Sha256, chunk: Vec<u8>) -> Result<(Sha256, Digest), P
     tokio::task::spawn_blocking(work).await.map_err(Problem::internal)
 }
 
+/// Refuses an empty chunk and one whose bytes have another digest.
+pub(crate) async fn verify(digest: &Digest, bytes: &bytes::Bytes) -> Result<(), Problem> {
+    if bytes.is_empty() {
+        return Err(Problem::field(
+            "body",
+            "expected at least one byte: an empty file has no chunks",
+        ));
+    }
+    let got = digest_of(bytes.clone()).await?;
+    if got == *digest {
+        return Ok(());
+    }
+    Err(Problem::field("digest", format!("the body's digest is {got}, expected {digest}")))
+}
+
 /// The digest of a chunk, off the async threads.
-pub(crate) async fn digest_of(bytes: bytes::Bytes) -> Result<Digest, Problem> {
+async fn digest_of(bytes: bytes::Bytes) -> Result<Digest, Problem> {
     tokio::task::spawn_blocking(move || Digest::of(&bytes)).await.map_err(Problem::internal)
 }
