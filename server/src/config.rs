@@ -59,7 +59,7 @@ pub struct ServeArgs {
     #[arg(long, env = "LOCKSTEP_SERVER_LEASE_MS", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(200..=600_000))]
     pub lease_ms: u64,
     /// How long ranks go on while no server answers their agent, milliseconds.
-    #[arg(long, env = "LOCKSTEP_SERVER_ORPHAN_GRACE_MS", default_value_t = 600_000)]
+    #[arg(long, env = "LOCKSTEP_SERVER_ORPHAN_GRACE_MS", default_value_t = 600_000, value_parser = clap::value_parser!(u64).range(..=86_400_000))]
     pub orphan_grace_ms: u64,
     /// Longest check of a job at submit, milliseconds.
     #[arg(long, env = "LOCKSTEP_SERVER_CHECK_MS", default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
