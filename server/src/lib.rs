@@ -1,6 +1,7 @@
 //! The control plane: HTTP, SQL, reconcilers, wiring.
 //!
-//! A folder is a noun; its `http.rs` speaks HTTP, its `store.rs` speaks SQL, and nothing else does either.
+//! A folder is a noun; its `http.rs` speaks HTTP and its `store.rs` SQL. Besides them only [`db`], `audit` (one table, one
+//! statement) and `data::collect` (what nothing refers to any more) speak SQL.
 
 pub mod app;
 pub mod config;

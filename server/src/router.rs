@@ -25,7 +25,7 @@ use crate::{attempts, checkpoints, data, events, jobs, nodes, progress, tokens, 
 
 /// A JSON body may be so long, bytes.
 const JSON_BYTES: usize = 1 << 20;
-/// Manifests of large files and datasets, and agents' reports, may be so long, bytes.
+/// Manifests of datasets, and agents' reports, may be so long, bytes.
 const LONG_JSON_BYTES: usize = 8 << 20;
 /// A body of raw bytes is one chunk.
 const CHUNK_BYTES: usize = lockstep_api::CHUNK_BYTES;
@@ -71,7 +71,7 @@ fn agent_json_routes() -> OpenApiRouter<App> {
         .routes(routes!(checkpoints::agent::get_file))
 }
 
-/// Agents' reports and manifests: long bodies.
+/// Agents' reports: long bodies.
 fn agent_long_json_routes() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(attempts::http::reports))
 }
