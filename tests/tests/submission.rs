@@ -70,8 +70,16 @@ async fn a_job_without_slots_waits_with_a_reason_and_can_be_cancelled() -> anyho
     // One slot on each of two nodes: ranks on two nodes have no way to talk yet, and that is said.
     service.add_agent("left", 1).await?;
     service.add_agent("right", 1).await?;
-    let says = |job: &JobView| job.summary.waiting.as_ref().is_some_and(|why| why.contains("node"));
-    let job = wait_for_job(&service.client, id, "the reason names nodes", deadline, says).await?;
+    let says =
+        |job: &JobView| job.summary.waiting.as_ref().is_some_and(|why| why.contains("span nodes"));
+    let job = wait_for_job(
+        &service.client,
+        id,
+        "the reason says that it would span nodes",
+        deadline,
+        says,
+    )
+    .await?;
     assert_eq!(job.summary.state, JobState::Queued);
     assert_eq!(job.attempts, [], "it was not placed on one of them");
 
