@@ -5,10 +5,6 @@ test("messages come out whole however the stream is cut", () => {
   const text =
     ': keep-alive\n\nid: 7\nevent: job\ndata: {"kind":"state"}\n\nid: 8\r\ndata: a\r\ndata: b\r\n\r\n';
   for (let cut = 0; cut <= text.length; cut += 1) {
-    // A carriage return at the very end of a part waits for its line feed in real streams as well.
-    if (text[cut - 1] === "\r") {
-      continue;
-    }
     const parser = new SseParser();
     const messages = [...parser.push(text.slice(0, cut)), ...parser.push(text.slice(cut))];
     expect(messages).toEqual([

@@ -2,6 +2,7 @@
  * Live events of a job. The browser's own EventSource cannot send a token, so the stream is read with fetch;
  * a broken stream is taken up again after the last event seen.
  */
+import type { components } from "./generated/schema";
 import { token } from "./session";
 
 export interface SseMessage {
@@ -16,7 +17,7 @@ export class SseParser {
   private id: string | undefined;
 
   push(text: string): SseMessage[] {
-    this.rest += text.replaceAll("\r\n", "\n");
+    this.rest = (this.rest + text).replaceAll("\r\n", "\n");
     const messages: SseMessage[] = [];
     for (let end = this.rest.indexOf("\n\n"); end !== -1; end = this.rest.indexOf("\n\n")) {
       const block = this.rest.slice(0, end);
@@ -51,7 +52,7 @@ export class SseParser {
   }
 }
 
-export type EventKind = "state" | "metrics" | "log" | "failure" | "checkpoint";
+export type EventKind = components["schemas"]["JobEventKind"];
 
 export interface Subscription {
   onEvent: (kind: EventKind) => void;
