@@ -92,7 +92,8 @@ impl Summer {
     /// # Panics
     /// If the range does not fit `into` or the arena.
     pub fn copy_from(&self, rank: usize, range: Range<usize>, into: &mut [f32]) {
-        assert!(range.end <= self.shape.len && range.len() == into.len(), "copy of {range:?}");
+        let is_inside = range.start <= range.end && range.end <= self.shape.len;
+        assert!(is_inside && range.len() == into.len(), "copy of {range:?}");
         // SAFETY: in bounds; the owner has leased the range and nobody writes to it in this
         // collective; `into` is private memory of the caller, not part of the arenas' leased range.
         unsafe {
