@@ -56,7 +56,7 @@ pub(crate) fn migrate(root: &Utf8Path, database: &Throwaway) -> anyhow::Result<(
     shell::run(&mut psql)
 }
 
-/// Runs one until Ctrl-C.
+/// Runs one until the end of its input.
 pub(crate) fn run(root: &Utf8Path) -> anyhow::Result<()> {
     let database = Throwaway::start()?;
     migrate(root, &database)?;

@@ -24,8 +24,8 @@ pub(crate) fn load_compiled(engine: &Engine, path: &Utf8Path) -> wasmtime::Resul
 pub(crate) fn map(path: &Utf8Path) -> std::io::Result<Mmap> {
     let file = File::open(path)?;
     // SAFETY: `Mmap::map` requires that the file is not changed or cut while it is mapped. Files of a
-    // dataset are content-addressed: the agent writes them under a temporary name, checks the digest,
-    // renames, and never writes to them again; guests can only read. The bytes themselves are untrusted
-    // and only ever copied.
+    // dataset are content-addressed: whoever lays them out (the agent, or the server for its check)
+    // writes them under a temporary name, checks the digest, renames, and never writes to them again;
+    // guests can only read. The bytes themselves are untrusted and only ever copied.
     unsafe { Mmap::map(&file) }
 }

@@ -11,7 +11,9 @@ pub struct ParamId(pub usize);
 /// One parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Param {
+    /// Unique in its layout.
     pub name: String,
+    /// Row-major; `[]` is a scalar.
     pub shape: Vec<usize>,
     /// Element range, the same in every arena.
     pub range: Range<usize>,

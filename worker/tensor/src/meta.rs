@@ -43,7 +43,9 @@ impl fmt::Display for DType {
 /// Element kind and shape of a tensor, row-major and contiguous. `[]` is a scalar.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Meta {
+    /// Kind of its elements.
     pub dtype: DType,
+    /// Lengths, outermost first.
     pub shape: Vec<usize>,
 }
 
