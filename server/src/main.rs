@@ -12,7 +12,10 @@ fn main() -> anyhow::Result<()> {
     let cli = Cli::parse();
     let format = if cli.log_json { LogFormat::Json } else { LogFormat::Text };
     init_telemetry(&cli.log, format)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
     match cli.command {
         Command::Serve(args) => runtime.block_on(serve::serve(args)),
         Command::Init(args) => {

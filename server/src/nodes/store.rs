@@ -1,4 +1,4 @@
-//! Everything the database knows of nodes and their slots. No other module names these tables.
+//! Everything the database knows of nodes and their slots. No other module writes to these tables.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
 //! Everything the database knows of organisations, projects and their members. Tokens look up whom they stand for by
-//! themselves; no other module names these tables.
+//! themselves, and the queue which organisation a job is of; no other module writes to these tables.
 
 use chrono::{DateTime, Utc};
 use lockstep_api::{OrganisationId, PrincipalId, ProjectId, Role};
