@@ -220,7 +220,7 @@ async fn start_server(server: &mut Part, folder: &Folder, out: Out) -> anyhow::R
     server.start()?;
     let written = async {
         loop {
-            // A line that is whole: the file is not replaced but written.
+            // The server renames it into place when it is whole.
             if let Ok(text) = std::fs::read_to_string(&address)
                 && let Some(url) = text.strip_suffix('\n')
             {
