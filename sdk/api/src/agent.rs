@@ -358,8 +358,9 @@ pub struct PublishCheckpoint {
     pub file: FileManifest,
 }
 
-/// Whether a fetched digest is for the attempt.
+/// Query of an agent's reads and writes by digest: for which attempt, under which generation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AttemptQuery {
     /// The attempt.
     pub attempt: AttemptId,
