@@ -259,7 +259,7 @@ pub enum Report {
         /// How, and where it was.
         exit: RankExit,
     },
-    /// Something broke. The first of an attempt is its verdict; later ones are its effects.
+    /// Something broke. The first that is a cause is the verdict of its attempt; the others are effects.
     Failed(FailureReport),
     /// Every local rank finished training and left with status 0.
     Finished,
