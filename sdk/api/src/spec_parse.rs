@@ -126,6 +126,10 @@ impl JobSpec {
         check.that((1..=100).contains(&self.name.chars().count()), "name", || {
             format!("expected 1 to 100 characters, got {}", self.name.chars().count())
         });
+        // They would rearrange the terminal of whoever lists jobs.
+        check.that(!self.name.contains(char::is_control), "name", || {
+            format!("expected no control characters, got {:?}", self.name)
+        });
         check.model(&self.model);
         check.train(self);
         check.range("ddp.bucket_mib", u64::from(self.ddp.bucket_mib), 1, 1024);
@@ -309,5 +313,15 @@ mod tests {
         spec.timeouts.collective = "soon".to_owned();
         let fields: Vec<String> = spec.check().into_iter().map(|error| error.field).collect();
         assert_eq!(fields, ["train.micro_batch", "gang.ranks", "timeouts.collective"]);
+    }
+
+    #[test]
+    fn a_name_holds_no_orders_to_a_terminal() {
+        let mut spec = read(JOB).unwrap();
+        for bad in ["a\nb", "\u{1b}[31mred", "a\0", "a\u{9b}2J"] {
+            spec.name = bad.to_owned();
+            let fields: Vec<String> = spec.check().into_iter().map(|error| error.field).collect();
+            assert_eq!(fields, ["name"], "{bad:?}");
+        }
     }
 }

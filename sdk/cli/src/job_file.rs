@@ -112,6 +112,9 @@ fn parse_text(path: &Utf8Path, text: &str) -> anyhow::Result<Value> {
     }
     let table: toml::Table = toml::from_str(text)
         .map_err(|error| usage(&format!("{path}: {}", error.to_string().trim_end())))?;
+    if let Some(field) = table.iter().find_map(|(name, value)| not_finite(name, value)) {
+        return Err(usage(&format!("{path}: {field}: expected a finite number")));
+    }
     serde_json::to_value(table).with_context(|| format!("{path} cannot be written as JSON"))
 }
 
@@ -137,7 +140,27 @@ fn read_value(text: &str) -> Value {
     let value = parsed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
     match value {
         Some(toml::Value::Datetime(_)) | None => Value::from(text),
+        Some(value) if not_finite("", &value).is_some() => Value::from(text),
         Some(value) => serde_json::to_value(value).unwrap_or_else(|_| Value::from(text)),
+    }
+}
+
+/// The first field that is `nan` or `inf`. JSON has neither: it would become `null`, as if the field were absent.
+fn not_finite(path: &str, value: &toml::Value) -> Option<String> {
+    match value {
+        toml::Value::Float(number) if !number.is_finite() => Some(path.to_owned()),
+        toml::Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .find_map(|(index, item)| not_finite(&format!("{path}[{index}]"), item)),
+        toml::Value::Table(fields) => {
+            fields.iter().find_map(|(name, field)| not_finite(&format!("{path}.{name}"), field))
+        }
+        toml::Value::Float(_)
+        | toml::Value::Integer(_)
+        | toml::Value::Boolean(_)
+        | toml::Value::String(_)
+        | toml::Value::Datetime(_) => None,
     }
 }
 

@@ -36,6 +36,19 @@ fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
     (folder, path)
 }
 
+#[test]
+fn a_setting_of_any_number_comes_back() {
+    let (_guard, path) = folder();
+    let layout = layout();
+    let (optimizer, weights) = (moments(&layout, &["m"]), vec![0.0; layout.len()]);
+    let state = State { layout: &layout, weights: &weights, optimizer: &optimizer };
+    // Numbers that a parser which rounds twice never settles on.
+    for lr in [6.0197803126197815e-9, 1e-50, f64::MIN_POSITIVE, f64::MAX] {
+        let meta = Meta { settings: json!({ "train": { "optimizer": { "lr": lr } } }), ..meta() };
+        save(&path, &state, &meta).unwrap();
+    }
+}
+
 /// Saves zeros with moments `m` and `v`.
 fn saved(path: &Utf8Path) {
     let layout = layout();

@@ -124,6 +124,18 @@ fn every_value_out_of_range_is_named_at_once() {
 }
 
 #[test]
+fn a_number_that_json_lacks_does_not_pass_for_an_absent_field() {
+    for number in ["nan", "inf", "-inf"] {
+        let error = refusal(JOB, &[&format!("train.max_steps={number}")]);
+        assert!(error.contains("train.max_steps"), "{error}");
+        let error = refusal(&JOB.replace("lr = 1e-3", &format!("lr = {number}")), &[]);
+        assert!(error.contains("train.optimizer.lr: expected a finite number"), "{error}");
+        let error = refusal(&JOB.replace("[128, 64]", &format!("[128, {number}]")), &[]);
+        assert!(error.contains("model.hidden[1]: expected a finite number"), "{error}");
+    }
+}
+
+#[test]
 fn a_file_that_is_no_toml_is_refused_with_the_line() {
     let error = refusal("name = \n", &[]);
     assert!(error.contains("job.toml") && error.contains("line 1"), "{error}");
