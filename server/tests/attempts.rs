@@ -118,6 +118,30 @@ async fn reports_that_come_twice_have_one_effect(pool: PgPool) {
 }
 
 #[sqlx::test(migrations = "../migrations")]
+async fn an_attempt_whose_ranks_have_left_is_its_nodes_own_until_the_node_says_finished(
+    pool: PgPool,
+) {
+    let server = Server::new(pool).await;
+    let (agent, job, fence) = placed(&server, 1).await;
+    let f = &fence;
+    agent.report(&server, &[(1, f, formed(0)), (2, f, exited(0, Some(0), None))]).await;
+    // Its slot is free: another job takes it, while the node still publishes the first one's last checkpoint.
+    let next = agent.place_job(&server, 1).await;
+    let listed = agent.poll(&server, 0).await;
+    let jobs: Vec<&str> = listed["assignments"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|a| a["job_id"].as_str())
+        .collect();
+    assert_eq!(jobs, [job.as_str(), next.as_str()]);
+    agent.checkpoint(&server, f, 9, b"the last weights").await;
+    agent.report(&server, &[(3, f, json!({"kind": "finished"}))]).await;
+    assert_eq!(view(&server, &job).await["state"], "succeeded");
+    assert_eq!(agent.assignment(&server).await.json["job_id"], next.as_str());
+}
+
+#[sqlx::test(migrations = "../migrations")]
 async fn a_killed_rank_is_the_verdict_and_the_job_goes_on_from_its_checkpoint(pool: PgPool) {
     let server = Server::new(pool).await;
     let (agent, job, fence) = placed(&server, 2).await;

@@ -123,13 +123,10 @@ async fn text_that_cannot_be_stored_is_the_requests_fault(pool: PgPool) {
     let request = json!({"name": "a\u{0}b", "role": "member"});
     server.call("POST", "/v1/tokens", token, request).await.problem(400, "invalid_request");
     server.get("/v1/datasets/a%00b", token).await.problem(400, "invalid_request");
-    for field in ["name", "loader"] {
-        let mut job = server.job(token).await;
-        if field == "name" {
-            job["name"] = json!("a\u{0}b");
-        } else {
-            job["loader"]["config"] = json!({"text": "a\u{0}b"});
-        }
-        server.submit(token, &job, None).await.problem(400, "invalid_request");
-    }
+    let mut job = server.job(token).await;
+    job["loader"]["config"] = json!({"text": "a\u{0}b"});
+    server.submit(token, &job, None).await.problem(400, "invalid_request");
+    let mut job = server.job(token).await;
+    job["name"] = json!("a\u{0}b");
+    server.submit(token, &job, None).await.problem(422, "job_refused");
 }

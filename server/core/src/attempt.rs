@@ -119,6 +119,9 @@ pub struct Terms {
 
 type Stepped = (Attempt, Vec<Effect>);
 
+/// The signal that agents end ranks with.
+const SIGKILL: i32 = 9;
+
 impl Attempt {
     /// A gang that was just placed.
     pub fn placed(gang: Gang) -> Self {
@@ -248,10 +251,17 @@ impl Attempt {
             && match (&self.gang.suspect, grade) {
                 (_, Grade::Symptom) => false,
                 (None, Grade::Cause) => true,
-                (Some(suspect), Grade::Cause) => {
-                    failure.report.exit.is_none()
-                        || verdict::could_be_caused_by(&suspect.failure.report, &failure.report)
-                }
+                (Some(suspect), Grade::Cause) => match failure.report.exit {
+                    None => true,
+                    // A node tells the deaths it knows of before a complaint, then kills what is left: its own doing.
+                    Some(exit) if exit.signal == Some(SIGKILL) => {
+                        suspect.failure.node != failure.node
+                            && verdict::could_be_caused_by(&suspect.failure.report, &failure.report)
+                    }
+                    Some(_) => {
+                        verdict::could_be_caused_by(&suspect.failure.report, &failure.report)
+                    }
+                },
             };
         if is_verdict {
             let blame = failure.report.code.blame();

@@ -136,6 +136,9 @@ fn a_symptom_waits_for_its_cause_which_then_is_the_verdict() {
     let (other, effects) = go(attempt.clone(), &[(601, says(1, exit(0, None, Some(9))))]);
     assert_eq!(filed(&effects), [(FailureCode::PeerGone, Some(0), Standing::Effect)]);
     assert_eq!(other.stage, Stage::Placing, "the symptom cleared rank 0");
+    let (other, effects) = go(attempt.clone(), &[(601, says(1, exit(1, None, Some(9))))]);
+    assert_eq!(filed(&effects), [(FailureCode::PeerGone, Some(1), Standing::Effect)]);
+    assert_eq!(other.stage, Stage::Placing, "after its complaint the node killed what was left");
     let (attempt, effects) = go(attempt, &[(601, says(1, exit(1, None, Some(11))))]);
     assert_eq!(filed(&effects), [(FailureCode::PeerGone, Some(1), Standing::Verdict)]);
     assert_eq!(attempt.stage, Stage::Ended(AttemptOutcome::Failed));

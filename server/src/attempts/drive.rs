@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{AttemptId, FailureId, JobEventKind, JobId, JobState, NodeId, ProjectId};
+use lockstep_api::{AttemptId, FailureId, JobEventKind, JobId, JobState, NodeId};
 use lockstep_core::{
     Effect, Event, JobEffect, JobEvent, LeaseTerms, NodeLoss, Place, Standing, StepError, Terms,
 };
@@ -14,7 +14,9 @@ use sqlx::PgConnection;
 
 use crate::app::{App, Wakeup};
 use crate::attempts::store::{self, LockedAttempt};
+use crate::audit;
 use crate::config::Settings;
+use crate::extract::Caller;
 use crate::jobs::store::lifecycle::{self, LockedJob};
 use crate::nodes;
 use crate::problem::Problem;
@@ -266,16 +268,12 @@ impl<'a> Drive<'a> {
     }
 }
 
-/// Asks a job of `project` to end: a queued one ends here, one at work is told to stop. Repeating changes nothing. Answers
-/// whether there is such a job.
-pub(crate) async fn request_cancel(
-    app: &App,
-    project: ProjectId,
-    job: JobId,
-) -> Result<bool, Problem> {
+/// Asks a job of the caller's project to end, and puts that on the trail: a queued one ends here, one at work is told to
+/// stop. Repeating changes nothing.
+pub(crate) async fn request_cancel(app: &App, caller: &Caller, job: JobId) -> Result<(), Problem> {
     let mut tx = app.db.system().await?;
-    if lifecycle::lock_of_project(&mut tx, project, job).await?.is_none() {
-        return Ok(false);
+    if lifecycle::lock_of_project(&mut tx, caller.project_id, job).await?.is_none() {
+        return Err(Problem::not_found("job", job));
     }
     let attempt = store::at_work(&mut tx, job).await?;
     let attempts: Vec<AttemptId> = attempt.into_iter().collect();
@@ -288,9 +286,10 @@ pub(crate) async fn request_cancel(
         }
     }
     let announcement = drive.finish(&mut tx).await?;
+    audit::record(&mut tx, caller, "job.cancel", job, app.clock.now()).await?;
     tx.commit().await?;
     announcement.send(&app.wakeup);
-    Ok(true)
+    Ok(())
 }
 
 /// Attempts that hear of a loss of `node`: those with a rank on it that is not known to be gone, and those at work.

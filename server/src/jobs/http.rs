@@ -9,7 +9,7 @@ use super::cursor::Cursor;
 use super::submit::{self, Submitted};
 use super::{store, view};
 use crate::app::App;
-use crate::audit;
+use crate::attempts::drive;
 use crate::extract::{Caller, Json, Path, Query};
 use crate::problem::Problem;
 
@@ -138,10 +138,7 @@ pub(crate) async fn cancel_job(
         caller.require(Role::Maintainer)?;
     }
     if !job.state.is_final() {
-        crate::attempts::drive::request_cancel(&app, caller.project_id, id).await?;
-        let mut tx = app.db.project(caller.project_id).await?;
-        audit::record(&mut tx, &caller, "job.cancel", id, app.clock.now()).await?;
-        tx.commit().await?;
+        drive::request_cancel(&app, &caller, id).await?;
     }
     read(&app, &caller, id).await
 }

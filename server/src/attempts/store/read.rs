@@ -156,7 +156,9 @@ pub(crate) struct Assigned {
     pub(crate) ranks: Vec<(Rank, i32)>,
 }
 
-/// What `node` should run: attempts that have not ended and of which a rank on it is not known to be gone.
+/// What `node` should run: attempts that have not ended and whose ranks on it have not finished. A rank that left with
+/// status 0 has given its slot back, but its node may still be publishing the last checkpoint: until it says `finished`,
+/// the attempt is its own.
 pub(crate) async fn assigned(db: &mut PgConnection, node: NodeId) -> sqlx::Result<Vec<Assigned>> {
     let rows = query!(
         r#"
@@ -167,7 +169,7 @@ pub(crate) async fn assigned(db: &mut PgConnection, node: NodeId) -> sqlx::Resul
             (SELECT count(*) FROM group_member AS m WHERE m.attempt_id = attempt.attempt_id) AS "world_size!"
         FROM attempt JOIN group_member USING (attempt_id)
         WHERE node_id = $1 AND state <> 'ended'
-          AND attempt_id IN (SELECT m.attempt_id FROM group_member AS m WHERE m.node_id = $1 AND m.released_at IS NULL)
+          AND attempt_id IN (SELECT m.attempt_id FROM group_member AS m WHERE m.node_id = $1 AND m.finished_at IS NULL)
         ORDER BY attempt.created_at, attempt_id, rank
         "#,
         node as NodeId,
