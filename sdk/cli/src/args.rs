@@ -160,7 +160,7 @@ pub(crate) struct SubmitArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PsArgs {
     /// Only jobs in this state: queued, active, succeeded, failed, cancelled, …
-    #[arg(long)]
+    #[arg(long, value_parser = parse_state)]
     pub(crate) state: Option<JobState>,
     /// At most so many
     #[arg(short = 'n', long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=200))]
@@ -231,7 +231,7 @@ pub(crate) struct CreateTokenArgs {
     /// For people
     pub(crate) name: String,
     /// What it may do: viewer, member, maintainer, admin
-    #[arg(long, default_value = "member")]
+    #[arg(long, default_value = "member", value_parser = parse_role)]
     pub(crate) role: Role,
     /// Lifetime: 30m, 12h, 90d [default: for ever]
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
@@ -247,6 +247,21 @@ pub(crate) enum JoinTokenVerb {
         #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_seconds)]
         ttl: u32,
     },
+}
+
+/// A job's state by its name.
+fn parse_state(text: &str) -> Result<JobState, String> {
+    text.parse().map_err(|_| one_of(JobState::ALL))
+}
+
+/// A role by its name.
+fn parse_role(text: &str) -> Result<Role, String> {
+    text.parse().map_err(|_| one_of(Role::ALL))
+}
+
+fn one_of<T: ToString>(values: &[T]) -> String {
+    let names: Vec<String> = values.iter().map(ToString::to_string).collect();
+    format!("expected one of {}", names.join(", "))
 }
 
 /// `90s`, `30m`, `12h`, `7d` → seconds.
@@ -292,6 +307,16 @@ mod tests {
         for verb in command.get_subcommands_mut().filter(|verb| verb.get_name() != "help") {
             write_help(verb, text);
         }
+    }
+
+    #[test]
+    fn a_wrong_state_or_role_is_told_what_there_is() {
+        assert_eq!(parse_state("queued"), Ok(JobState::Queued));
+        assert!(parse_state("done").unwrap_err().contains("one of queued, active, "));
+        assert_eq!(
+            parse_role("nobody").unwrap_err(),
+            "expected one of viewer, member, maintainer, admin"
+        );
     }
 
     #[test]

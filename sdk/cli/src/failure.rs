@@ -50,6 +50,12 @@ pub(crate) fn is_unreachable(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| matches!(cause.downcast_ref(), Some(ClientError::Unreachable { .. })))
 }
 
+/// Whether the server does not know the token.
+pub(crate) fn is_unauthenticated(error: &anyhow::Error) -> bool {
+    let code = error.chain().find_map(|cause| cause.downcast_ref::<ClientError>()?.code());
+    code == Some(ProblemCode::Unauthenticated)
+}
+
 fn code_of(error: &anyhow::Error) -> u8 {
     error
         .chain()
@@ -113,6 +119,13 @@ mod tests {
         assert_eq!(code_of(&Failure::JobFailed(String::new()).into()), 1);
         assert_eq!(code_of(&Failure::Interrupted(String::new()).into()), 130);
         assert_eq!(code_of(&anyhow::anyhow!("something else")), 1);
+    }
+
+    #[test]
+    fn a_token_that_is_not_taken_is_told_from_a_role_too_small() {
+        assert!(is_unauthenticated(&problem(ProblemCode::Unauthenticated).context("listing")));
+        assert!(!is_unauthenticated(&problem(ProblemCode::Forbidden)));
+        assert!(!is_unauthenticated(&Failure::NoCredentials(String::new()).into()));
     }
 
     #[test]

@@ -38,6 +38,9 @@ pub fn main() -> ExitCode {
             if failure::is_unreachable(&error) {
                 out.note("is the server running? `lockstep up` starts one on this machine");
             }
+            if failure::is_unauthenticated(&error) {
+                out.note("the token sent is that of --token, else LOCKSTEP_TOKEN, else the profile; the server does not take it");
+            }
             exit_code(&error)
         }
     }

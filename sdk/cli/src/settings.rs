@@ -54,6 +54,11 @@ pub(crate) fn credentials(global: &Global) -> anyhow::Result<Profile> {
             url: url.unwrap_or(profile.url),
             token: token.unwrap_or(profile.token),
         }),
+        None if url.is_some() => Err(Failure::NoCredentials(format!(
+            "no token known: {path} has no profile {:?}; set LOCKSTEP_TOKEN or --token",
+            global.profile
+        ))
+        .into()),
         None => Err(Failure::NoCredentials(format!(
             "no server known: {path} has no profile {:?}. `lockstep up` makes one; or set LOCKSTEP_URL and LOCKSTEP_TOKEN",
             global.profile
@@ -94,6 +99,10 @@ mod tests {
         let mut global = global(path.clone());
         let error = credentials(&global).unwrap_err().to_string();
         assert!(error.contains("lockstep up") && error.contains("LOCKSTEP_TOKEN"), "{error}");
+        global.url = Some("http://b:2".to_owned());
+        let error = credentials(&global).unwrap_err().to_string();
+        assert!(error.starts_with("no token known"), "{error}");
+        global.url = None;
 
         let profile = Profile { url: "http://a:1".to_owned(), token: "lsk_a".to_owned() };
         Profiles::set(&path, "default", profile.clone()).unwrap();

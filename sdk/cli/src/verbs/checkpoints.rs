@@ -90,7 +90,12 @@ fn of_job(job: JobView, step: Option<i64>) -> anyhow::Result<(JobView, Checkpoin
         Some(checkpoint) => Ok((job, checkpoint)),
         None => {
             let which = step.map_or_else(String::new, |step| format!(" after step {step}"));
-            let text = format!("{} has no checkpoint{which}", job.summary.name);
+            let kept: Vec<String> = job.checkpoints.iter().map(|it| it.step.to_string()).collect();
+            let kept = match kept.is_empty() {
+                true => String::new(),
+                false => format!(", only after {}", kept.join(", ")),
+            };
+            let text = format!("{} has no checkpoint{which}{kept}", job.summary.name);
             Err(Failure::NotFound(text).into())
         }
     }
