@@ -54,7 +54,7 @@ impl Demo {
         up.args(["--ready-file", ready_file.as_str(), "--slots", &self.ranks.to_string()]);
         let mut service = Background::start(&mut up)?;
         let ready: Ready = service.wait_until(READY, || read_json(&ready_file))?;
-        out::note(&format!("the web page: {}", ready.url));
+        out::say(&format!("web page {}", ready.url));
 
         let mut run = lockstep();
         run.current_dir(root).args(["run", "examples/digits/job.toml"]);
@@ -62,18 +62,16 @@ impl Demo {
         shell::run(&mut run)?;
         let (loss, accuracy) = results(&lockstep)?;
         if self.keep {
-            service.keep();
+            let pid = service.keep();
+            let config = home.join("config.toml");
             out::note(&format!(
-                "still running; settings: LOCKSTEP_CONFIG={}",
-                home.join("config.toml")
+                "still running at {}; settings: LOCKSTEP_CONFIG={config}",
+                ready.url
             ));
-            out::note(
-                "its token for the web page is in that file; stop it with `pkill -INT -x lockstep`",
-            );
+            out::note(&format!("the page's token is in that file; stop it with `kill -INT {pid}`"));
         } else {
             service.stop()?;
         }
-        out::say(&format!("web page {}", ready.url));
         out::say(&format!("test loss {loss:.4}"));
         out::say(&format!("test accuracy {accuracy:.4}"));
         Ok(())

@@ -129,9 +129,11 @@ impl Background {
         }
     }
 
-    /// Leaves it running.
-    pub(crate) fn keep(self) {
+    /// Leaves it running; answers its process id.
+    pub(crate) fn keep(self) -> u32 {
+        let pid = self.child.id();
         std::mem::forget(self);
+        pid
     }
 
     /// Asks it to stop, waits, kills it if it does not.
