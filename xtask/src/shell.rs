@@ -74,11 +74,25 @@ pub(crate) fn cargo(root: &Utf8Path) -> Command {
     command
 }
 
-/// npm, in the web page's folder.
+/// npm, in the web page's folder: the set-up's own if it had to install one.
 pub(crate) fn npm(root: &Utf8Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new("npm");
+    let own = own_node().ok().filter(|bin| bin.join("npm").exists());
+    let mut command = match own {
+        None => Command::new("npm"),
+        Some(bin) => {
+            let mut command = Command::new(bin.join("npm"));
+            // npm is a script, and so is what it runs: they look for `node` on the path.
+            command.env("PATH", format!("{bin}:{}", setting("PATH").unwrap_or_default()));
+            command
+        }
+    };
     command.current_dir(root.join("ui")).args(arguments);
     command
+}
+
+/// Programs of the Node.js that the set-up installs where the system's is too old.
+pub(crate) fn own_node() -> anyhow::Result<Utf8PathBuf> {
+    Ok(cache_dir()?.join("node/node_modules/.bin"))
 }
 
 fn describe(command: &Command) -> String {
