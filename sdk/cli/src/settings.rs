@@ -50,6 +50,14 @@ pub(crate) fn credentials(global: &Global) -> anyhow::Result<Profile> {
     let path = config_path(global)?;
     let mut profiles = Profiles::read(&path).context("reading settings")?;
     match profiles.profiles.remove(&global.profile) {
+        // A stored token is for the server it was stored with: another one must not learn it.
+        Some(profile) if token.is_none() && url.as_ref().is_some_and(|url| !is_same(url, &profile.url)) => {
+            Err(Failure::NoCredentials(format!(
+                "profile {:?} in {path} is for {}, and its token is not sent elsewhere; set LOCKSTEP_TOKEN or --token",
+                global.profile, profile.url
+            ))
+            .into())
+        }
         Some(profile) => Ok(Profile {
             url: url.unwrap_or(profile.url),
             token: token.unwrap_or(profile.token),
@@ -65,6 +73,11 @@ pub(crate) fn credentials(global: &Global) -> anyhow::Result<Profile> {
         ))
         .into()),
     }
+}
+
+/// Whether two spellings name one server.
+fn is_same(left: &str, right: &str) -> bool {
+    left.trim_end_matches('/') == right.trim_end_matches('/')
 }
 
 /// A client for the caller.
@@ -93,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_the_profile_one_by_one_and_a_missing_profile_says_what_to_do() {
+    fn flags_win_over_the_profile_but_its_token_goes_to_its_own_server_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = Utf8PathBuf::try_from(dir.path().join("config.toml")).unwrap();
         let mut global = global(path.clone());
@@ -108,7 +121,17 @@ mod tests {
         Profiles::set(&path, "default", profile.clone()).unwrap();
         assert_eq!(credentials(&global).unwrap(), profile);
         global.url = Some("http://b:2".to_owned());
+        let error = credentials(&global).unwrap_err().to_string();
+        assert!(error.contains("http://a:1") && error.contains("--token"), "{error}");
+        assert!(!error.contains("lsk_a"), "{error}");
+        global.url = Some("http://a:1/".to_owned());
+        assert_eq!(
+            credentials(&global).unwrap().token,
+            "lsk_a",
+            "the same server, spelled otherwise"
+        );
+        (global.url, global.token) = (None, Some("lsk_b".to_owned()));
         let mixed = credentials(&global).unwrap();
-        assert_eq!((mixed.url.as_str(), mixed.token.as_str()), ("http://b:2", "lsk_a"));
+        assert_eq!((mixed.url.as_str(), mixed.token.as_str()), ("http://a:1", "lsk_b"));
     }
 }
