@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-/// The three times that server and agents agree on.
+/// The times that server and agents agree on; the heartbeat must fit them, and is not needed afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseTerms {
-    heartbeat: Duration,
     lease: Duration,
     orphan_grace: Duration,
 }
@@ -55,17 +54,7 @@ impl LeaseTerms {
         if lease <= heartbeat * 2 {
             return Err(LeaseTermsError::TooShort { heartbeat, lease });
         }
-        Ok(Self { heartbeat, lease, orphan_grace })
-    }
-
-    /// How often a node speaks.
-    pub fn heartbeat(self) -> Duration {
-        self.heartbeat
-    }
-
-    /// How long its word holds.
-    pub fn lease(self) -> Duration {
-        self.lease
+        Ok(Self { lease, orphan_grace })
     }
 
     /// How long its ranks go on when no server answers.
@@ -76,11 +65,6 @@ impl LeaseTerms {
     /// When a lease granted at `now` runs out.
     pub fn expiry(self, now: DateTime<Utc>) -> DateTime<Utc> {
         now + delta(self.lease)
-    }
-
-    /// A lease as a server that has just started sees it: nobody could renew it while no server was there.
-    pub fn extended_at_start(self, expires_at: DateTime<Utc>, now: DateTime<Utc>) -> DateTime<Utc> {
-        expires_at.max(self.expiry(now))
     }
 
     /// From when on the silence of a node proves that its ranks are gone: it stops them itself after the grace.
@@ -128,9 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extension_at_start_never_shortens_and_is_no_sign_of_life() {
-        assert_eq!(terms().extended_at_start(at(0), at(1000)), at(1020));
-        assert_eq!(terms().extended_at_start(at(5000), at(1000)), at(5000));
+    fn a_lease_that_was_extended_is_no_sign_of_life() {
         assert!(!terms().takes_work(at(900), at(1020), at(1000)));
         assert!(terms().takes_work(at(990), at(1020), at(1000)));
         assert!(!terms().takes_work(at(990), at(1000), at(1000)));
