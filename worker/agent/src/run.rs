@@ -19,11 +19,12 @@ use crate::config::Config;
 use crate::files::{lock_folder, private_folder, remove_folder};
 use crate::identity::Identity;
 use crate::inventory::inventory;
-use crate::node::{Node, Places, Server, chain};
+use crate::node::{Node, Places, Server};
 use crate::session::{Living, Session, heartbeats, polls, withdraw};
 use crate::ship::{settle, ship};
 use crate::spawn::Spawner;
 use crate::spool::{SPOOL_CAP_BYTES, Spool};
+use lockstep_service::chain;
 
 /// From the signal to stop until the agent leaves whatever still runs.
 const LEAVE_GRACE: Duration = Duration::from_secs(10);

@@ -16,9 +16,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::attempt::{self, Positions, Told, own_failure};
 use crate::gang::{Action, Local, Order, difference, fence_of};
-use crate::node::{Node, Note, chain};
+use crate::node::{Node, Note};
 use crate::run::Joiner;
 use crate::spool::Kept;
+use lockstep_service::chain;
 
 /// An answer to a poll that says nothing new and comes sooner than this is not a parked one.
 const SHORTEST_PARK: Duration = Duration::from_millis(100);

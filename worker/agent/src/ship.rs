@@ -7,7 +7,8 @@ use lockstep_client::ClientError;
 use lockstep_client::retry::{Backoff, Policy};
 use tokio_util::sync::CancellationToken;
 
-use crate::node::{Node, Note, chain};
+use crate::node::{Node, Note};
+use lockstep_service::chain;
 
 /// Most reports of one request.
 const BATCH_COUNT: usize = 500;

@@ -9,7 +9,6 @@ use lockstep_api::{CheckRequest, CheckResponse, CheckSummary, FieldError, JobSpe
 use lockstep_sandbox::{Batch, GuestError, GuestErrorKind, Loader, LogLevel, LogSink};
 use lockstep_tensor::{Accumulate, GradBuffer};
 
-use crate::failure::chain;
 use crate::grain::{Engine, GrainError};
 use crate::guest::{ComponentError, Guests, Split};
 use crate::loss::{LossError, LossValue};
@@ -17,6 +16,7 @@ use crate::model::{INPUT, Model};
 use crate::order::{Permutation, sample_seed};
 use crate::schedule::Schedule;
 use crate::setup;
+use lockstep_service::chain;
 
 /// Program, runtime, stacks, compiled guests: what a rank needs before its first number.
 const BASE_BYTES: u64 = 64 << 20;

@@ -4,6 +4,7 @@ use lockstep_api::{FailureCode, FailureReport, Rank};
 use lockstep_checkpoint::CheckpointError;
 use lockstep_collective::GroupError;
 use lockstep_sandbox::GuestError;
+use lockstep_service::chain;
 use serde_json::{Value, json};
 
 use crate::link::cut;
@@ -159,16 +160,4 @@ fn guest_limit(error: &GuestError) -> Option<Value> {
         | GuestError::Guest { .. }
         | GuestError::Host(_) => None,
     }
-}
-
-/// An error and its sources in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }

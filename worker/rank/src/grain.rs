@@ -171,6 +171,6 @@ impl GrainError {
     }
 
     fn shape(&self, call: GuestCall<'_>) -> Failure {
-        Failure::new(FailureCode::GuestShape, crate::failure::chain(self)).of_rank(call.rank)
+        Failure::new(FailureCode::GuestShape, lockstep_service::chain(self)).of_rank(call.rank)
     }
 }

@@ -14,7 +14,7 @@ use lockstep_sandbox::{Loader, LogSink};
 use lockstep_tensor::{Layout, Optimizer, OptimizerState};
 
 use crate::agreement;
-use crate::failure::{Failure, GuestCall, chain};
+use crate::failure::{Failure, GuestCall};
 use crate::grain::Engine;
 use crate::guest::{Guests, Split};
 use crate::link::AgentLink;
@@ -22,6 +22,7 @@ use crate::loss::{Loss, MAX_METRICS};
 use crate::model::Model;
 use crate::position::Position;
 use crate::schedule::Schedule;
+use lockstep_service::chain;
 
 const MIB: usize = 1 << 20;
 

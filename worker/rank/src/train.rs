@@ -11,13 +11,14 @@ use lockstep_sandbox::Batch;
 use serde_json::json;
 
 use crate::checkpoints::{Checkpoints, Snapshot};
-use crate::failure::{Failure, GuestCall, chain};
+use crate::failure::{Failure, GuestCall};
 use crate::link::AgentLink;
 use crate::loss::MAX_METRICS;
 use crate::order::{Permutation, sample_seed};
 use crate::position::Position;
 use crate::schedule::Place;
 use crate::setup::Ready;
+use lockstep_service::chain;
 
 /// One rank between its first and its last step.
 #[derive(Debug)]

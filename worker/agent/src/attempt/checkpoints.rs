@@ -17,7 +17,8 @@ use tokio::sync::{Notify, mpsc, watch};
 
 use super::course::own_failure;
 use crate::fetch::adopt;
-use crate::node::{Node, blocking, chain};
+use crate::node::{Node, blocking};
+use lockstep_service::chain;
 
 /// Checkpoints that may wait while one is under way; the oldest goes when there are more.
 const MAX_WAITING: usize = 2;

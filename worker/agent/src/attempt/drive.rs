@@ -24,8 +24,9 @@ use super::process::{RankProcess, Watch, feed};
 use super::reporter::Reporter;
 use crate::files::remove_folder;
 use crate::gang::{Order, fence_of};
-use crate::node::{Node, Note, blocking, chain};
+use crate::node::{Node, Note, blocking};
 use crate::spawn::GangCommand;
+use lockstep_service::chain;
 
 /// Messages of ranks that wait for the attempt's task. When it is full, ranks wait.
 const HEARD_QUEUE: usize = 1024;

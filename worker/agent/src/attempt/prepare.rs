@@ -8,7 +8,8 @@ use lockstep_client::retry::{Backoff, Policy};
 use crate::fetch::{FetchError, Fetcher, Source};
 use crate::files::{private_folder, remove_folder};
 use crate::gang::fence_of;
-use crate::node::{Node, blocking, chain};
+use crate::node::{Node, blocking};
+use lockstep_service::chain;
 
 /// Where an attempt's files lie.
 #[derive(Debug, Clone)]
