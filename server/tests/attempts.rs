@@ -125,7 +125,9 @@ async fn an_attempt_whose_ranks_have_left_is_its_nodes_own_until_the_node_says_f
     let (agent, job, fence) = placed(&server, 1).await;
     let f = &fence;
     agent.report(&server, &[(1, f, formed(0)), (2, f, exited(0, Some(0), None))]).await;
-    // Its slot is free: another job takes it, while the node still publishes the first one's last checkpoint.
+    // Its slot is free: another job takes it, while the node still publishes the first one's last checkpoint. A node's
+    // attempts are listed oldest first, so this one must be younger.
+    server.clock.advance(Duration::from_millis(1));
     let next = agent.place_job(&server, 1).await;
     let listed = agent.poll(&server, 0).await;
     let jobs: Vec<&str> = listed["assignments"]
