@@ -6,7 +6,7 @@ use std::sync::Arc;
 use camino::Utf8Path;
 use lockstep_api::Step;
 use lockstep_checkpoint::{FORMAT_VERSION, Meta, State, StateMut, load, save};
-use lockstep_tensor::{Accumulate, GradBuffer, Layout, Op, Optimizer, OptimizerState, Tape, init};
+use lockstep_tensor::{Accumulate, Activation, GradBuffer, Layout, Op, Optimizer, OptimizerState, Tape, init};
 use serde_json::json;
 
 struct Model {
@@ -37,7 +37,7 @@ impl Model {
             let x = tape.input(&[2, 3], &data).unwrap();
             let (w, b) = (self.layout.id("w").unwrap(), self.layout.id("b").unwrap());
             let (w, b) = (tape.param(w), tape.param(b));
-            let y = tape.apply(Op::Linear, &[x, w, b], &self.weights).unwrap();
+            let y = tape.apply(Op::Linear(Activation::None), &[x, w, b], &self.weights).unwrap();
             let squares = tape.apply(Op::Mul, &[y, y], &self.weights).unwrap();
             let loss = tape.apply(Op::Sum, &[squares], &self.weights).unwrap();
             tape.backward(&[(loss, &[1.0])], &self.weights, Accumulate::Overwrite, &mut gradients)

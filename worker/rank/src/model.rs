@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lockstep_api::ModelSpec;
-use lockstep_tensor::{Layout, LayoutError, Op, OpError, ParamId, Tape, Value, init};
+use lockstep_tensor::{Activation, Layout, LayoutError, Op, OpError, ParamId, Tape, Value, init};
 
 /// The tensor of a batch that models read.
 pub(crate) const INPUT: &str = "x";
@@ -102,7 +102,7 @@ impl Model {
                 value = tape.apply(Op::Relu, &[value], weights)?;
             }
             let (weight, bias) = (tape.param(layer.weight), tape.param(layer.bias));
-            value = tape.apply(Op::Linear, &[value, weight, bias], weights)?;
+            value = tape.apply(Op::Linear(Activation::None), &[value, weight, bias], weights)?;
         }
         Ok(value)
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use harness::Gang;
 use harness::jobs::{misbehaving, misbehaving_files};
 use lockstep_api::{ModelSpec, OptimizerSpec, Reduction};
-use lockstep_tensor::{Accumulate, GradBuffer, Layout, Op, Optimizer, Tape, init};
+use lockstep_tensor::{Accumulate, Activation, GradBuffer, Layout, Op, Optimizer, Tape, init};
 use serde_json::json;
 
 const STEPS: u32 = 6;
@@ -70,9 +70,9 @@ fn plain_losses() -> Vec<f64> {
         let x = tape.input(&[SAMPLES, 64], &pixels).unwrap();
         let y = tape.index(&[SAMPLES], &labels).unwrap();
         let mut apply = |op, inputs: &[_]| tape.apply(op, inputs, &weights).unwrap();
-        let hidden = apply(Op::Linear, &[x, w0, b0]);
+        let hidden = apply(Op::Linear(Activation::None), &[x, w0, b0]);
         let hidden = apply(Op::Relu, &[hidden]);
-        let logits = apply(Op::Linear, &[hidden, w1, b1]);
+        let logits = apply(Op::Linear(Activation::None), &[hidden, w1, b1]);
         let log_p = apply(Op::LogSoftmax, &[logits]);
         let picked = apply(Op::Gather, &[log_p, y]);
         let mean = apply(Op::Mean, &[picked]);

@@ -25,6 +25,10 @@ pub enum OpError {
     Sink { name: String, expected: usize, given: usize },
     #[error("the value was made in generation {made_in} of a tape; this one is in {now}")]
     Stale { made_in: u64, now: u64 },
+    #[error("the numbers of {value} were given up: backward or the end of a segment came after it")]
+    Released { value: Meta },
+    #[error("recomputed segment: {rule}")]
+    Segment { rule: &'static str },
     #[error("the parameter is none of the layout's {count}")]
     UnknownParam { count: usize },
     #[error("the value is {given}, expected {expected}")]

@@ -11,7 +11,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use lockstep_tensor::{Accumulate, GradBuffer, Layout, Op, Tape};
+//! use lockstep_tensor::{Accumulate, Activation, GradBuffer, Layout, Op, Tape};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let layout = Arc::new(Layout::new(vec![
@@ -24,7 +24,7 @@
 //! let mut tape = Tape::new(Arc::clone(&layout));
 //! let x = tape.input(&[1, 2], &[10.0, 20.0])?;
 //! let (w, b) = (tape.param(w), tape.param(b));
-//! let y = tape.apply(Op::Linear, &[x, w, b], &weights)?;
+//! let y = tape.apply(Op::Linear(Activation::None), &[x, w, b], &weights)?;
 //! assert_eq!(tape.values(y)?, [80.5]);
 //!
 //! let mut gradients = GradBuffer::new(layout);
@@ -41,6 +41,7 @@ mod ops;
 mod layout;
 mod meta;
 mod real;
+mod special;
 
 mod sink;
 
@@ -54,9 +55,10 @@ mod error;
 mod kernel;
 
 pub use error::{Metas, OpError};
+pub use kernel::Threads;
 pub use layout::{Layout, LayoutError, Param, ParamId};
-pub use meta::{DType, MAX_ELEMENTS, Meta};
-pub use ops::Op;
+pub use meta::{DType, Dims, MAX_ELEMENTS, MAX_RANK, Meta};
+pub use ops::{Activation, Op};
 pub use optimizer::{Optimizer, OptimizerState, StateError};
 pub use real::Real;
 pub use recipe::{MAX_RECIPE_CONSTANTS, MAX_RECIPE_NODES, Node, Recipe, RecipeBuilder};

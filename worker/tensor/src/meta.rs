@@ -8,6 +8,12 @@ use serde::{Deserialize, Serialize};
 /// products of lengths from overflowing; memory is budgeted by whoever runs the graph.
 pub const MAX_ELEMENTS: usize = 1 << 40;
 
+/// The most axes that an operation's settings name.
+pub const MAX_RANK: usize = 8;
+
+/// Lengths or places of axes, outermost first, kept without an allocation.
+pub type Dims = arrayvec::ArrayVec<usize, MAX_RANK>;
+
 /// Kind of element. All floats on one tape are of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

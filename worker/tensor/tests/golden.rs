@@ -4,7 +4,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use lockstep_tensor::{
-    Accumulate, GradBuffer, Layout, Op, Optimizer, OptimizerState, Real, Tape, Value,
+    Accumulate, Activation, GradBuffer, Layout, Op, Optimizer, OptimizerState, Real, Tape, Value,
 };
 use safetensors::{Dtype, SafeTensors};
 
@@ -116,7 +116,7 @@ impl<'a, T: Real> Run<'a, T> {
                 let id = self.layout.id(&format!("{layer}.{kind}")).unwrap();
                 self.tape.param(id)
             });
-            x = self.apply(Op::Linear, &[x, w, b]);
+            x = self.apply(Op::Linear(Activation::None), &[x, w, b]);
         }
         let labels = &self.golden.double.ints[&format!("target.{step}")];
         let labels = self.tape.index(&[BATCH], labels).unwrap();

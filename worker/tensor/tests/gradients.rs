@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use lockstep_tensor::{Accumulate, GradBuffer, Layout, Op, Tape, Value, init::Stream};
+use lockstep_tensor::{Accumulate, Activation, GradBuffer, Layout, Op, Tape, Value, init::Stream};
 
 /// Error of a central difference with this step: about h² plus 1e-16 / h.
 const STEP: f64 = 1e-5;
@@ -38,12 +38,12 @@ fn case(op: Op, params: &[&[usize]]) -> Case {
 
 fn cases() -> Vec<Case> {
     let mut cases = vec![
-        case(Op::Linear, &[&[4, 3], &[5, 3], &[5]]),
-        case(Op::Linear, &[&[2, 2, 3], &[5, 3], &[5]]),
-        case(Op::Linear, &[&[4, 3], &[5, 3]]),
-        case(Op::Linear, &[&[1, 1], &[1, 1], &[1]]),
-        case(Op::Linear, &[&[20, 33], &[17, 33], &[17]]),
-        Case { args: vec![Param(0), Param(0)], ..case(Op::Linear, &[&[3, 3]]) },
+        case(Op::Linear(Activation::None), &[&[4, 3], &[5, 3], &[5]]),
+        case(Op::Linear(Activation::None), &[&[2, 2, 3], &[5, 3], &[5]]),
+        case(Op::Linear(Activation::None), &[&[4, 3], &[5, 3]]),
+        case(Op::Linear(Activation::None), &[&[1, 1], &[1, 1], &[1]]),
+        case(Op::Linear(Activation::None), &[&[20, 33], &[17, 33], &[17]]),
+        Case { args: vec![Param(0), Param(0)], ..case(Op::Linear(Activation::None), &[&[3, 3]]) },
         case(Op::MatMul, &[&[4, 3], &[3, 5]]),
         Case { args: vec![Param(0), Param(0)], ..case(Op::MatMul, &[&[3, 3]]) },
         case(Op::Neg, &[&[2, 3]]),
@@ -62,7 +62,7 @@ fn cases() -> Vec<Case> {
         case(Op::Sum, &[&[3, 7]]),
         case(Op::Sum, &[&[]]),
         case(Op::Mean, &[&[3, 7]]),
-        case(Op::Reshape(vec![3, 4]), &[&[2, 6]]),
+        case(Op::Reshape([3, 4].into_iter().collect()), &[&[2, 6]]),
     ];
     for op in [Op::Add, Op::Sub, Op::Mul, Op::Div] {
         let shapes: [(&[usize], &[usize]); 8] = [

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lockstep_tensor::{DType, Meta, Op, OpError};
+use lockstep_tensor::{Activation, DType, Dims, Meta, Op, OpError};
 
 fn f(shape: &[usize]) -> Meta {
     Meta::f32(shape)
@@ -19,8 +19,8 @@ fn infer(op: &Op, inputs: &[Meta]) -> Result<Meta, OpError> {
 #[test]
 fn shapes_that_fit_give_the_documented_result() {
     let good = [
-        (Op::Linear, vec![f(&[8, 20]), f(&[32, 20]), f(&[32])], f(&[8, 32])),
-        (Op::Linear, vec![f(&[2, 4, 20]), f(&[32, 20])], f(&[2, 4, 32])),
+        (Op::Linear(Activation::None), vec![f(&[8, 20]), f(&[32, 20]), f(&[32])], f(&[8, 32])),
+        (Op::Linear(Activation::None), vec![f(&[2, 4, 20]), f(&[32, 20])], f(&[2, 4, 32])),
         (Op::MatMul, vec![f(&[2, 3]), f(&[3, 4])], f(&[2, 4])),
         (Op::Add, vec![f(&[2, 3]), f(&[2, 3])], f(&[2, 3])),
         (Op::Sub, vec![f(&[]), f(&[2, 3])], f(&[2, 3])),
@@ -40,8 +40,8 @@ fn shapes_that_fit_give_the_documented_result() {
         (Op::Equal, vec![i(&[2]), i(&[2])], f(&[2])),
         (Op::ToFloat, vec![i(&[2])], f(&[2])),
         (Op::Detach, vec![i(&[2])], i(&[2])),
-        (Op::Reshape(vec![3, 2]), vec![f(&[2, 3])], f(&[3, 2])),
-        (Op::Reshape(vec![]), vec![f(&[1, 1])], f(&[])),
+        (Op::Reshape([3, 2].into_iter().collect()), vec![f(&[2, 3])], f(&[3, 2])),
+        (Op::Reshape(Dims::new()), vec![f(&[1, 1])], f(&[])),
     ];
     let names: BTreeSet<_> = good.iter().map(|(op, ..)| op.name()).collect();
     assert_eq!(names, Op::NAMES.iter().copied().collect());
@@ -53,10 +53,10 @@ fn shapes_that_fit_give_the_documented_result() {
 #[test]
 fn every_refusal_names_the_operation_and_the_shapes() {
     let bad = [
-        (Op::Linear, vec![f(&[8, 20]), f(&[32, 21]), f(&[32])]),
-        (Op::Linear, vec![f(&[8, 20]), f(&[32, 20]), f(&[31])]),
-        (Op::Linear, vec![f(&[20]), f(&[32, 20]), f(&[32])]),
-        (Op::Linear, vec![f(&[8, 20]), f(&[20]), f(&[])]),
+        (Op::Linear(Activation::None), vec![f(&[8, 20]), f(&[32, 21]), f(&[32])]),
+        (Op::Linear(Activation::None), vec![f(&[8, 20]), f(&[32, 20]), f(&[31])]),
+        (Op::Linear(Activation::None), vec![f(&[20]), f(&[32, 20]), f(&[32])]),
+        (Op::Linear(Activation::None), vec![f(&[8, 20]), f(&[20]), f(&[])]),
         (Op::MatMul, vec![f(&[2, 3]), f(&[4, 3])]),
         (Op::MatMul, vec![f(&[2, 3, 1]), f(&[1, 3])]),
         (Op::Add, vec![f(&[2, 3]), f(&[3, 2])]),
@@ -81,8 +81,8 @@ fn every_refusal_names_the_operation_and_the_shapes() {
         (Op::Equal, vec![i(&[2]), f(&[2])]),
         (Op::Equal, vec![i(&[2]), i(&[3])]),
         (Op::ToFloat, vec![f(&[2])]),
-        (Op::Reshape(vec![4]), vec![f(&[2, 3])]),
-        (Op::Reshape(vec![usize::MAX, 2]), vec![f(&[2, 3])]),
+        (Op::Reshape([4].into_iter().collect()), vec![f(&[2, 3])]),
+        (Op::Reshape([usize::MAX, 2].into_iter().collect()), vec![f(&[2, 3])]),
         (Op::MatMul, vec![f(&[1 << 30, 1]), f(&[1, 1 << 30])]),
     ];
     let names: BTreeSet<_> = bad.iter().map(|(op, _)| op.name()).chain(["detach"]).collect();
@@ -98,7 +98,7 @@ fn every_refusal_names_the_operation_and_the_shapes() {
 
 #[test]
 fn a_wrong_number_of_inputs_is_refused() {
-    let message = infer(&Op::Linear, &[f(&[8, 20])]).unwrap_err().to_string();
+    let message = infer(&Op::Linear(Activation::None), &[f(&[8, 20])]).unwrap_err().to_string();
     assert_eq!(message, "linear takes 2 or 3 inputs, 1 given");
     let message = infer(&Op::Sum, &[]).unwrap_err().to_string();
     assert_eq!(message, "sum takes 1 inputs, 0 given");
@@ -108,7 +108,8 @@ fn a_wrong_number_of_inputs_is_refused() {
 
 #[test]
 fn a_refusal_reads_as_a_sentence() {
-    let message = infer(&Op::Linear, &[f(&[8, 20]), f(&[32, 21]), f(&[32])]).unwrap_err();
+    let message =
+        infer(&Op::Linear(Activation::None), &[f(&[8, 20]), f(&[32, 21]), f(&[32])]).unwrap_err();
     assert_eq!(
         message.to_string(),
         "linear of f32[8, 20], f32[32, 21], f32[32]: the last axes of x and w must be equally long"

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use lockstep_tensor::{
-    Accumulate, DType, GradBuffer, GradSink, Layout, Meta, Op, OpError, ParamId, Tape, Value,
+    Accumulate, Activation, DType, GradBuffer, GradSink, Layout, Meta, Op, OpError, ParamId, Tape,
+    Value,
 };
 
 fn layout(params: &[(&str, &[usize])]) -> Arc<Layout> {
@@ -37,7 +38,7 @@ impl Net {
         let layer = |tape: &mut Tape<f32>, name: &str, x| {
             let w = tape.param(self.layout.id(&format!("{name}.weight")).unwrap());
             let b = tape.param(self.layout.id(&format!("{name}.bias")).unwrap());
-            tape.apply(Op::Linear, &[x, w, b], &self.weights).unwrap()
+            tape.apply(Op::Linear(Activation::None), &[x, w, b], &self.weights).unwrap()
         };
         let hidden = layer(tape, "fc1", x);
         let active = tape.apply(Op::Relu, &[hidden], &self.weights).unwrap();

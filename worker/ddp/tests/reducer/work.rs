@@ -10,7 +10,7 @@ use std::{
 
 use lockstep_ddp::{GrainSums, GroupError, Reducer, ReducerConfig, Reduction, StepOutcome, Votes};
 use lockstep_shm::FlightRecord;
-use lockstep_tensor::{Accumulate, GradBuffer, GradSink, Layout, Op, Real, Tape};
+use lockstep_tensor::{Accumulate, Activation, GradBuffer, GradSink, Layout, Op, Real, Tape};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
@@ -235,9 +235,9 @@ fn grain_backward<T: Real>(
     let [w1, b1, w2, b2] = ["hidden.weight", "hidden.bias", "out.weight", "out.bias"]
         .map(|name| tape.param(layout.id(name).unwrap()));
     let mut apply = |op, inputs: &[_]| tape.apply(op, inputs, weights).unwrap();
-    let hidden = apply(Op::Linear, &[x, w1, b1]);
+    let hidden = apply(Op::Linear(Activation::None), &[x, w1, b1]);
     let hidden = apply(Op::Relu, &[hidden]);
-    let scores = apply(Op::Linear, &[hidden, w2, b2]);
+    let scores = apply(Op::Linear(Activation::None), &[hidden, w2, b2]);
     let logs = apply(Op::LogSoftmax, &[scores]);
     let picked = apply(Op::Gather, &[logs, y]);
     let weighted = apply(Op::Mul, &[picked, importance]);

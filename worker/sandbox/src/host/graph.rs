@@ -1,6 +1,6 @@
 //! `graph`: records what a loss guest writes down. Numbers never come here, only shapes.
 
-use lockstep_tensor::{DType, Meta, Node, Op, OpError, RecipeBuilder};
+use lockstep_tensor::{DType, Dims, MAX_RANK, Meta, Node, Op, OpError, RecipeBuilder};
 use wasmtime::component::Resource;
 
 use super::GuestState;
@@ -128,7 +128,13 @@ impl graph::HostTensor for GuestState {
         this: Resource<Tensor>,
         shape: Vec<u32>,
     ) -> wasmtime::Result<Resource<Tensor>> {
-        self.apply(Op::Reshape(sizes(&shape)), [&this])
+        let limit = MAX_RANK;
+        let shape = shape.iter().map(|&axis| axis as usize).collect::<Vec<_>>();
+        let dims = Dims::try_from(shape.as_slice());
+        let dims = dims.map_err(|_| {
+            operation(self.what, &format!("reshape to {shape:?}: there are at most {limit} axes"))
+        })?;
+        self.apply(Op::Reshape(dims), [&this])
     }
 
     fn shape(&mut self, this: Resource<Tensor>) -> wasmtime::Result<Vec<u32>> {

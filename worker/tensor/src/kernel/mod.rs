@@ -1,8 +1,10 @@
 //! Loops that several operations share. Orders of summation are fixed here.
 
 mod gemm;
+mod threads;
 
 pub(crate) use gemm::{Matrix, product};
+pub use threads::Threads;
 
 use crate::real::Real;
 
@@ -19,6 +21,27 @@ pub(crate) fn write<T: Real>(dst: &mut [T], mode: Write, value: impl Fn(usize) -
         Write::Set => dst.iter_mut().enumerate().for_each(|(i, d)| *d = value(i)),
         Write::Add => dst.iter_mut().enumerate().for_each(|(i, d)| *d += value(i)),
     }
+}
+
+/// Writes `value(x)` for each element of `x`.
+pub(crate) fn map<T: Real>(dst: &mut [T], x: &[T], value: impl Fn(T) -> T) {
+    for (d, &x) in dst.iter_mut().zip(x) {
+        *d = value(x);
+    }
+}
+
+/// Writes or adds the value of the elements of several slices at the same place.
+///
+/// # Panics
+/// If a slice is shorter than `dst`.
+pub(crate) fn zip<T: Real, const N: usize>(
+    dst: &mut [T],
+    mode: Write,
+    from: [&[T]; N],
+    value: impl Fn([T; N]) -> T,
+) {
+    let from = from.map(|slice| &slice[..dst.len()]);
+    write(dst, mode, |i| value(from.map(|slice| slice[i])));
 }
 
 /// Sums `value(0..len)` in `f64`: element i goes to partial sum i mod 8, and these are added in pairs.

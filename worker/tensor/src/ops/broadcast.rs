@@ -1,95 +1,227 @@
-//! Element by element, two inputs; the shorter one is repeated.
+//! Element by element, two inputs; axes of length 1 and missing ones are repeated.
 
-use super::{Call, Chain, Op, Operand, Target};
+use std::ops::RangeInclusive;
+
+use super::{Call, Chain, Forward, Operation, Target};
 use crate::{
     error::OpError,
     kernel::{Write, sum, sum_rows, write},
-    meta::Meta,
+    meta::{Dims, MAX_RANK, Meta},
     real::Real,
 };
 
-pub(super) fn infer(call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
-    let dtype = call.floats()?;
-    let (a, b) = (call.inputs[0], call.inputs[1]);
-    let longer = if a.shape == b.shape || repeats_in(b, a) {
-        a
-    } else if repeats_in(a, b) {
-        b
-    } else {
-        return Err(call.refuse(
-            "the shapes must be equal, or one a scalar [], or one a row as long as the other's last axis",
-        ));
-    };
-    out.set(dtype, &longer.shape);
-    Ok(())
+/// `y = value(a, b)`, with the derivatives known from the inputs.
+pub(super) trait Pairwise {
+    fn value<T: Real>(&self, a: T, b: T) -> T;
+
+    /// One element's share in the gradient of input `which`.
+    fn chain<T: Real>(&self, which: usize, grad: T, a: T, b: T) -> T;
 }
 
-fn repeats_in(short: &Meta, long: &Meta) -> bool {
-    match short.rank() {
-        0 => true,
-        1 => 2 <= long.rank() && short.last() == long.last(),
-        _ => false,
+/// A pairwise function with its shapes and loops.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Binary<P>(pub(super) P);
+
+impl<P: Pairwise> Operation for Binary<P> {
+    fn arity(&self) -> RangeInclusive<usize> {
+        2..=2
     }
-}
 
-pub(super) fn forward<T: Real>(op: &Op, inputs: &[Operand<'_, T>], out: &mut [T]) {
-    let (a, b) = (inputs[0].floats, inputs[1].floats);
-    match op {
-        Op::Add => combine(out, a, b, |a, b| a + b),
-        Op::Sub => combine(out, a, b, |a, b| a - b),
-        Op::Mul => combine(out, a, b, |a, b| a * b),
-        Op::Div => combine(out, a, b, |a, b| a / b),
-        _ => unreachable!("{} does not broadcast", op.name()),
-    }
-}
-
-fn combine<T: Real>(out: &mut [T], a: &[T], b: &[T], value: impl Fn(T, T) -> T) {
-    let len = out.len();
-    let (a, b) = (Repeated::new(a, len), Repeated::new(b, len));
-    write(out, Write::Set, |i| value(a.at(i), b.at(i)));
-}
-
-pub(super) fn gradient<T: Real>(op: &Op, which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
-    let (g, len) = (chain.grad, chain.grad.len());
-    let a = Repeated::new(chain.inputs[0].floats, len);
-    let b = Repeated::new(chain.inputs[1].floats, len);
-    match (op, which) {
-        (Op::Add, _) | (Op::Sub, 0) => collect(to, len, |i| g[i]),
-        (Op::Sub, _) => collect(to, len, |i| -g[i]),
-        (Op::Mul, 0) => collect(to, len, |i| g[i] * b.at(i)),
-        (Op::Mul, _) => collect(to, len, |i| g[i] * a.at(i)),
-        (Op::Div, 0) => collect(to, len, |i| g[i] / b.at(i)),
-        (Op::Div, _) => collect(to, len, |i| -(g[i] * a.at(i)) / (b.at(i) * b.at(i))),
-        _ => unreachable!("{} does not broadcast", op.name()),
-    }
-}
-
-/// Adds up, over its repetitions, the share of each element of an input.
-fn collect<T: Real>(to: Target<'_, T>, len: usize, share: impl Fn(usize) -> T) {
-    match to.dst.len() {
-        whole if whole == len => to.write(share),
-        1 => {
-            let total = sum(len, share);
-            to.write(|_| total);
+    fn infer(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
+        let dtype = call.floats()?;
+        let (a, b) = (call.inputs[0], call.inputs[1]);
+        let rank = a.rank().max(b.rank());
+        call.require(rank <= MAX_RANK, "there are at most 8 axes")?;
+        let mut shape = Dims::new();
+        for axis in 0..rank {
+            shape.push(match (length(&a.shape, rank, axis), length(&b.shape, rank, axis)) {
+                (a, b) if a == b => a,
+                (1, b) => b,
+                (a, 1) => a,
+                _ => {
+                    return Err(call.refuse(
+                        "aligned at the last axis, lengths must be equal, or one of them 1 or missing",
+                    ));
+                }
+            });
         }
-        row => sum_rows(to.dst, to.mode, len / row.max(1), share),
+        out.set(dtype, &shape);
+        Ok(())
+    }
+
+    fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
+        let (a, b) = (&cx.inputs[0], &cx.inputs[1]);
+        let repeat = Repeat::pair(&a.meta.shape, &b.meta.shape);
+        let (a, b) = (Repeated::new(a.floats, &repeat[0]), Repeated::new(b.floats, &repeat[1]));
+        write(cx.out.floats, Write::Set, |i| self.0.value(a.at(i), b.at(i)));
+        Ok(())
+    }
+
+    fn gradient<T: Real>(&self, which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
+        let (a, b) = (&chain.inputs[0], &chain.inputs[1]);
+        let repeat = Repeat::pair(&a.meta.shape, &b.meta.shape);
+        let (a, b) = (Repeated::new(a.floats, &repeat[0]), Repeated::new(b.floats, &repeat[1]));
+        let share = |i: usize| self.0.chain(which, chain.grad[i], a.at(i), b.at(i));
+        match &repeat[which] {
+            Repeat::Whole => to.write(share),
+            Repeat::Scalar => {
+                let total = sum(chain.grad.len(), share);
+                to.write(|_| total);
+            }
+            Repeat::Rows => {
+                let rows = chain.grad.len() / to.dst.len().max(1);
+                sum_rows(to.dst, to.mode, rows, share);
+            }
+            Repeat::Axes(axes) => {
+                let repeats = chain.grad.len() / to.dst.len().max(1);
+                to.write(|j| sum(repeats, |r| share(axes.place(j, r))));
+            }
+        }
     }
 }
 
-/// A slice read as if it were repeated to a greater length.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Add;
+
+impl Pairwise for Add {
+    fn value<T: Real>(&self, a: T, b: T) -> T {
+        a + b
+    }
+
+    fn chain<T: Real>(&self, _which: usize, grad: T, _a: T, _b: T) -> T {
+        grad
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sub;
+
+impl Pairwise for Sub {
+    fn value<T: Real>(&self, a: T, b: T) -> T {
+        a - b
+    }
+
+    fn chain<T: Real>(&self, which: usize, grad: T, _a: T, _b: T) -> T {
+        if which == 0 { grad } else { -grad }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mul;
+
+impl Pairwise for Mul {
+    fn value<T: Real>(&self, a: T, b: T) -> T {
+        a * b
+    }
+
+    fn chain<T: Real>(&self, which: usize, grad: T, a: T, b: T) -> T {
+        if which == 0 { grad * b } else { grad * a }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Div;
+
+impl Pairwise for Div {
+    fn value<T: Real>(&self, a: T, b: T) -> T {
+        a / b
+    }
+
+    fn chain<T: Real>(&self, which: usize, grad: T, a: T, b: T) -> T {
+        if which == 0 { grad / b } else { -(grad * a) / (b * b) }
+    }
+}
+
+/// Length of `axis` of the result in a shape that is aligned at the last axis.
+fn length(shape: &[usize], rank: usize, axis: usize) -> usize {
+    (axis + shape.len()).checked_sub(rank).map_or(1, |axis| shape[axis])
+}
+
+/// How an input is repeated to fill the result.
+#[derive(Debug)]
+enum Repeat {
+    Whole,
+    Scalar,
+    /// Its elements are those of the last axes.
+    Rows,
+    Axes(Axes),
+}
+
+impl Repeat {
+    fn pair(a: &[usize], b: &[usize]) -> [Self; 2] {
+        let rank = a.len().max(b.len());
+        let lengths = (0..rank).map(|axis| {
+            let (a, b) = (length(a, rank, axis), length(b, rank, axis));
+            if a == 1 { b } else { a }
+        });
+        let whole: Dims = lengths.collect();
+        [Self::new(a, &whole), Self::new(b, &whole)]
+    }
+
+    fn new(shape: &[usize], whole: &[usize]) -> Self {
+        let rank = whole.len();
+        let repeated = |axis: usize| length(shape, rank, axis) != whole[axis];
+        let first_kept = (0..rank).find(|&axis| !repeated(axis) && whole[axis] != 1);
+        match first_kept {
+            _ if !(0..rank).any(repeated) => Self::Whole,
+            None => Self::Scalar,
+            Some(first) if !(first..rank).any(repeated) => Self::Rows,
+            Some(_) => Self::Axes(Axes::new(whole, repeated)),
+        }
+    }
+}
+
+/// The axes of the result: its length, and whether the input is repeated along it.
+#[derive(Debug)]
+struct Axes(arrayvec::ArrayVec<(usize, bool), MAX_RANK>);
+
+impl Axes {
+    fn new(whole: &[usize], repeated: impl Fn(usize) -> bool) -> Self {
+        Self(whole.iter().enumerate().map(|(axis, &length)| (length, repeated(axis))).collect())
+    }
+
+    /// The input's element at place `i` of the result.
+    fn source(&self, i: usize) -> usize {
+        let (mut rest, mut stride, mut place) = (i, 1, 0);
+        for &(length, is_repeated) in self.0.iter().rev() {
+            if !is_repeated {
+                place += rest % length * stride;
+                stride *= length;
+            }
+            rest /= length;
+        }
+        place
+    }
+
+    /// The place in the result of repetition `r` of the input's element `j`.
+    fn place(&self, mut j: usize, mut r: usize) -> usize {
+        let (mut stride, mut place) = (1, 0);
+        for &(length, is_repeated) in self.0.iter().rev() {
+            let rest = if is_repeated { &mut r } else { &mut j };
+            place += *rest % length * stride;
+            *rest /= length;
+            stride *= length;
+        }
+        place
+    }
+}
+
+/// A slice read as if it were repeated.
 #[derive(Debug, Clone, Copy)]
 enum Repeated<'a, T> {
     Whole(&'a [T]),
     Scalar(T),
-    Row(&'a [T]),
+    Rows(&'a [T]),
+    Axes(&'a [T], &'a Axes),
 }
 
 impl<'a, T: Real> Repeated<'a, T> {
-    fn new(data: &'a [T], len: usize) -> Self {
-        match *data {
-            _ if data.len() == len => Self::Whole(data),
-            [scalar] => Self::Scalar(scalar),
-            _ => Self::Row(data),
+    fn new(data: &'a [T], repeat: &'a Repeat) -> Self {
+        match repeat {
+            Repeat::Whole => Self::Whole(data),
+            Repeat::Scalar => Self::Scalar(data.first().copied().unwrap_or(T::ZERO)),
+            Repeat::Rows => Self::Rows(data),
+            Repeat::Axes(axes) => Self::Axes(data, axes),
         }
     }
 
@@ -98,7 +230,8 @@ impl<'a, T: Real> Repeated<'a, T> {
         match self {
             Self::Whole(data) => data[i],
             Self::Scalar(value) => *value,
-            Self::Row(data) => data[i % data.len()],
+            Self::Rows(data) => data[i % data.len()],
+            Self::Axes(data, axes) => data[axes.source(i)],
         }
     }
 }

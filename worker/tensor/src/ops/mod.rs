@@ -1,11 +1,13 @@
-//! The closed set of operations: names, shape inference, forward and backward.
+//! The closed set of operations.
 //!
-//! One file per family. Each family has `infer` (no data), `forward` (into memory of the inferred shape)
-//! and `gradient` (of one input, overwriting or adding).
+//! One file per family. Every operation is a type that implements [`Operation`]: shape inference (no
+//! data), forward (into memory of the inferred shape) and the gradient of each input. [`ops!`] lists them
+//! all; an operation whose gradient is missing does not compile.
 
 mod broadcast;
 mod compare;
 mod linear;
+mod operation;
 mod reduce;
 mod rows;
 mod unary;
@@ -15,21 +17,26 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
+pub use linear::Activation;
+pub(crate) use operation::{Call, Chain, Destination, Forward, Operand, Operation, Target};
+
 use crate::{
     error::{Metas, OpError},
-    kernel::Write,
-    meta::{DType, MAX_ELEMENTS, Meta},
+    meta::{Dims, MAX_ELEMENTS, Meta},
     real::Real,
 };
 
 /// The most inputs that an operation has.
-pub(crate) const MAX_INPUTS: usize = 3;
+pub(crate) const MAX_INPUTS: usize = 8;
 
-/// Declares the operations together with their names, so that a list of all names always exists.
+/// Declares the operations: the variant and what it carries, the name for messages and guests, and the
+/// implementation that is made of what it carries.
 macro_rules! ops {
-    ($($(#[$doc:meta])* $variant:ident $(($payload:ty))? = $name:literal,)+) => {
-        /// One operation. Broadcasting, where it is named: equal shapes, or one side is a scalar `[]`,
-        /// or one side is a row `[c]` and the other has two axes or more and ends in `c`.
+    ($($(#[$doc:meta])* $variant:ident $(($field:ident: $payload:ty))? = $name:literal by $make:expr,)+) => {
+        /// One operation. Tensors are row-major.
+        ///
+        /// Broadcasting, where it is named: shapes are aligned at their last axes; an axis that is missing
+        /// or has length 1 is repeated.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum Op {
@@ -46,118 +53,121 @@ macro_rules! ops {
                     $(Self::$variant { .. } => $name,)+
                 }
             }
+
+            /// How many inputs it takes.
+            pub fn arity(&self) -> RangeInclusive<usize> {
+                match self {
+                    $(Self::$variant $(($field))? => ($make).arity(),)+
+                }
+            }
+
+            /// Whether gradients flow through it, to its float inputs.
+            pub fn has_gradient(&self) -> bool {
+                match self {
+                    $(Self::$variant $(($field))? => ($make).has_gradient(),)+
+                }
+            }
+
+            fn infer_unchecked(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
+                match self {
+                    $(Self::$variant $(($field))? => ($make).infer(call, out),)+
+                }
+            }
+
+            /// Floats that forward keeps for backward.
+            pub(crate) fn saved_len(&self, inputs: &[&Meta], out: &Meta) -> usize {
+                match self {
+                    $(Self::$variant $(($field))? => ($make).saved_len(inputs, out),)+
+                }
+            }
+
+            /// Floats of [`Op::prepare`].
+            pub(crate) fn prepared_len(&self, inputs: &[&Meta], out: &Meta) -> usize {
+                match self {
+                    $(Self::$variant $(($field))? => ($make).prepared_len(inputs, out),)+
+                }
+            }
+
+            /// Whether the result is the first input's memory, under another shape or kind.
+            pub(crate) fn is_view(&self) -> bool {
+                match self {
+                    $(Self::$variant $(($field))? => ($make).is_view(),)+
+                }
+            }
+
+            /// Computes the result; the shapes have been inferred.
+            pub(crate) fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
+                match self {
+                    $(Self::$variant $(($field))? => ($make).forward(cx),)+
+                }
+            }
+
+            /// What the gradients of several inputs have in common, computed once before them.
+            pub(crate) fn prepare<T: Real>(&self, chain: &Chain<'_, T>, prepared: &mut [T]) {
+                match self {
+                    $(Self::$variant $(($field))? => ($make).prepare(chain, prepared),)+
+                }
+            }
+
+            /// The gradient of input `which`, given that of the output.
+            pub(crate) fn gradient<T: Real>(
+                &self,
+                which: usize,
+                chain: &Chain<'_, T>,
+                to: Target<'_, T>,
+            ) {
+                match self {
+                    $(Self::$variant $(($field))? => ($make).gradient(which, chain, to),)+
+                }
+            }
         }
     };
 }
 
 ops! {
-    /// `x[.., i]`, `w[o, i]` and, if given, `b[o]` to `x wᵀ + b` of `[.., o]`.
-    Linear = "linear",
+    /// `x[.., i]`, `w[o, i]` and, if given, `b[o]` to `act(x wᵀ + b)` of `[.., o]`.
+    Linear(activation: Activation) = "linear" by linear::Linear(*activation),
     /// `a[n, k]`, `b[k, m]` to `[n, m]`.
-    MatMul = "matmul",
+    MatMul = "matmul" by linear::MatMul,
     /// `a + b`, broadcasting.
-    Add = "add",
+    Add = "add" by broadcast::Binary(broadcast::Add),
     /// `a - b`, broadcasting.
-    Sub = "sub",
+    Sub = "sub" by broadcast::Binary(broadcast::Sub),
     /// `a * b`, broadcasting.
-    Mul = "mul",
+    Mul = "mul" by broadcast::Binary(broadcast::Mul),
     /// `a / b`, broadcasting.
-    Div = "div",
+    Div = "div" by broadcast::Binary(broadcast::Div),
     /// `-x`.
-    Neg = "neg",
+    Neg = "neg" by unary::Neg,
     /// `x` times a fixed number.
-    Scale(f64) = "scale",
+    Scale(factor: f64) = "scale" by unary::Scale(*factor),
     /// e to the power of `x`.
-    Exp = "exp",
+    Exp = "exp" by unary::Exp,
     /// Natural logarithm.
-    Log = "log",
+    Log = "log" by unary::Log,
     /// `max(x, 0)`; its derivative at 0 is 0. NaN stays NaN.
-    Relu = "relu",
+    Relu = "relu" by unary::Relu,
     /// Logarithm of the softmax over the last axis.
-    LogSoftmax = "log_softmax",
+    LogSoftmax = "log_softmax" by rows::LogSoftmax,
     /// `x[n, c]`, `index[n]` to `[n]`: `x[row, index[row]]`.
-    Gather = "gather",
+    Gather = "gather" by rows::Gather,
     /// Sum of all elements, a scalar.
-    Sum = "sum",
+    Sum = "sum" by reduce::Sum,
     /// Mean of all elements, a scalar. There must be one.
-    Mean = "mean",
+    Mean = "mean" by reduce::Mean,
     /// Index of the greatest element of the last axis, the first of equals; NaN counts as greatest. No gradient.
-    ArgMax = "argmax",
+    ArgMax = "argmax" by compare::ArgMax,
     /// 1 where two tensors of one shape, both float or both i64, are equal, 0 elsewhere. No gradient.
-    Equal = "equal",
+    Equal = "equal" by compare::Equal,
     /// i64 to float. No gradient.
-    ToFloat = "to_float",
+    ToFloat = "to_float" by view::ToFloat,
     /// The same values, cut off from gradients.
-    Detach = "detach",
+    Detach = "detach" by view::Detach,
     /// The same elements in another shape.
-    Reshape(Vec<usize>) = "reshape",
-}
-
-/// One input of an operation; the slice of the other kind is empty.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Operand<'a, T> {
-    pub(crate) meta: &'a Meta,
-    pub(crate) floats: &'a [T],
-    pub(crate) ints: &'a [i64],
-}
-
-/// Memory of a result, of the inferred length; the slice of the other kind is empty.
-#[derive(Debug)]
-pub(crate) struct Destination<'a, T> {
-    pub(crate) floats: &'a mut [T],
-    pub(crate) ints: &'a mut [i64],
+    Reshape(shape: Dims) = "reshape" by view::Reshape(shape),
 }
 
 impl Op {
-    /// How many inputs it takes.
-    pub fn arity(&self) -> RangeInclusive<usize> {
-        match self {
-            Self::Linear => 2..=3,
-            Self::MatMul
-            | Self::Add
-            | Self::Sub
-            | Self::Mul
-            | Self::Div
-            | Self::Gather
-            | Self::Equal => 2..=2,
-            Self::Neg
-            | Self::Scale(_)
-            | Self::Exp
-            | Self::Log
-            | Self::Relu
-            | Self::LogSoftmax
-            | Self::Sum
-            | Self::Mean
-            | Self::ArgMax
-            | Self::ToFloat
-            | Self::Detach
-            | Self::Reshape(_) => 1..=1,
-        }
-    }
-
-    /// Whether gradients flow through it, to its float inputs.
-    pub fn has_gradient(&self) -> bool {
-        match self {
-            Self::ArgMax | Self::Equal | Self::ToFloat | Self::Detach => false,
-            Self::Linear
-            | Self::MatMul
-            | Self::Add
-            | Self::Sub
-            | Self::Mul
-            | Self::Div
-            | Self::Neg
-            | Self::Scale(_)
-            | Self::Exp
-            | Self::Log
-            | Self::Relu
-            | Self::LogSoftmax
-            | Self::Gather
-            | Self::Sum
-            | Self::Mean
-            | Self::Reshape(_) => true,
-        }
-    }
-
     /// Kind and shape of the result, from those of the inputs alone.
     pub fn infer(&self, inputs: &[&Meta]) -> Result<Meta, OpError> {
         let mut out = Meta::default();
@@ -168,23 +178,7 @@ impl Op {
     /// [`Op::infer`] into memory that is there already.
     pub(crate) fn infer_into(&self, inputs: &[&Meta], out: &mut Meta) -> Result<(), OpError> {
         self.check_arity(inputs.len())?;
-        let call = Call { op: self, inputs };
-        match self {
-            Self::Linear => linear::infer_linear(&call, out),
-            Self::MatMul => linear::infer_matmul(&call, out),
-            Self::Add | Self::Sub | Self::Mul | Self::Div => broadcast::infer(&call, out),
-            Self::Neg | Self::Scale(_) | Self::Exp | Self::Log | Self::Relu => {
-                unary::infer(&call, out)
-            }
-            Self::LogSoftmax => rows::infer_log_softmax(&call, out),
-            Self::Gather => rows::infer_gather(&call, out),
-            Self::Sum | Self::Mean => reduce::infer(&call, out),
-            Self::ArgMax => compare::infer_argmax(&call, out),
-            Self::Equal => compare::infer_equal(&call, out),
-            Self::ToFloat => view::infer_to_float(&call, out),
-            Self::Detach => unary::infer(&call, out),
-            Self::Reshape(shape) => view::infer_reshape(&call, shape, out),
-        }?;
+        self.infer_unchecked(&Call { op: self.name(), inputs }, out)?;
         if MAX_ELEMENTS < out.len() {
             let inputs = Metas::of(inputs);
             return Err(OpError::TooLarge { op: self.name(), inputs, limit: MAX_ELEMENTS });
@@ -198,105 +192,7 @@ impl Op {
             return Ok(());
         }
         let (least, most) = arity.into_inner();
-        let expected = if least == most { least.to_string() } else { format!("{least} or {most}") };
+        let expected = if least == most { least.to_string() } else { format!("{least} to {most}") };
         Err(OpError::Arity { op: self.name(), expected, given })
-    }
-
-    /// Computes the result; the shapes have been inferred.
-    pub(crate) fn forward<T: Real>(
-        &self,
-        inputs: &[Operand<'_, T>],
-        out: Destination<'_, T>,
-    ) -> Result<(), OpError> {
-        match self {
-            Self::Linear => linear::linear(inputs, out.floats),
-            Self::MatMul => linear::matmul(inputs, out.floats),
-            Self::Add | Self::Sub | Self::Mul | Self::Div => {
-                broadcast::forward(self, inputs, out.floats);
-            }
-            Self::Neg | Self::Scale(_) | Self::Exp | Self::Log | Self::Relu => {
-                unary::forward(self, inputs[0].floats, out.floats);
-            }
-            Self::LogSoftmax => rows::log_softmax(&inputs[0], out.floats),
-            Self::Gather => return rows::gather(inputs, out.floats),
-            Self::Sum => out.floats[0] = reduce::sum_of(inputs[0].floats),
-            Self::Mean => out.floats[0] = reduce::mean_of(inputs[0].floats),
-            Self::ArgMax => compare::argmax(&inputs[0], out.ints),
-            Self::Equal => compare::equal(inputs, out.floats),
-            Self::ToFloat => view::to_float(inputs[0].ints, out.floats),
-            Self::Detach | Self::Reshape(_) => {
-                out.floats.copy_from_slice(inputs[0].floats);
-                out.ints.copy_from_slice(inputs[0].ints);
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes to `dst` the gradient of input `which`, given that of the output.
-    pub(crate) fn gradient<T: Real>(&self, which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
-        match self {
-            Self::Linear => linear::linear_gradient(which, chain, to),
-            Self::MatMul => linear::matmul_gradient(which, chain, to),
-            Self::Add | Self::Sub | Self::Mul | Self::Div => {
-                broadcast::gradient(self, which, chain, to);
-            }
-            Self::Neg | Self::Scale(_) | Self::Exp | Self::Log | Self::Relu => {
-                unary::gradient(self, chain, to);
-            }
-            Self::LogSoftmax => rows::log_softmax_gradient(chain, to),
-            Self::Gather => rows::gather_gradient(chain, to),
-            Self::Sum | Self::Mean => reduce::gradient(self, chain, to),
-            Self::Reshape(_) => to.write(|i| chain.grad[i]),
-            Self::ArgMax | Self::Equal | Self::ToFloat | Self::Detach => {
-                unreachable!("{} is never reached: has_gradient is false", self.name())
-            }
-        }
-    }
-}
-
-/// What backward knows when it comes to a node.
-#[derive(Debug)]
-pub(crate) struct Chain<'a, T> {
-    pub(crate) inputs: &'a [Operand<'a, T>],
-    pub(crate) output: &'a [T],
-    /// Of the output.
-    pub(crate) grad: &'a [T],
-}
-
-/// Where a gradient goes.
-#[derive(Debug)]
-pub(crate) struct Target<'a, T> {
-    pub(crate) dst: &'a mut [T],
-    pub(crate) mode: Write,
-}
-
-impl<T: Real> Target<'_, T> {
-    pub(crate) fn write(self, value: impl Fn(usize) -> T) {
-        crate::kernel::write(self.dst, self.mode, value);
-    }
-}
-
-/// An operation and its inputs, while their shapes are checked.
-#[derive(Debug)]
-pub(crate) struct Call<'a> {
-    pub(crate) op: &'a Op,
-    pub(crate) inputs: &'a [&'a Meta],
-}
-
-impl Call<'_> {
-    pub(crate) fn refuse(&self, rule: &'static str) -> OpError {
-        OpError::Inputs { op: self.op.name(), inputs: Metas::of(self.inputs), rule }
-    }
-
-    pub(crate) fn require(&self, holds: bool, rule: &'static str) -> Result<(), OpError> {
-        if holds { Ok(()) } else { Err(self.refuse(rule)) }
-    }
-
-    /// That all inputs are floats of one kind, and which.
-    pub(crate) fn floats(&self) -> Result<DType, OpError> {
-        let dtype = self.inputs[0].dtype;
-        let same = self.inputs.iter().all(|input| input.dtype == dtype);
-        self.require(dtype.is_float() && same, "the inputs must be floats of one kind")?;
-        Ok(dtype)
     }
 }

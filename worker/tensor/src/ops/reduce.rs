@@ -1,26 +1,61 @@
 //! Everything to one scalar.
 
-use super::{Call, Chain, Op, Target};
-use crate::{error::OpError, kernel, meta::Meta, real::Real};
+use std::ops::RangeInclusive;
 
-pub(super) fn infer(call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
-    let dtype = call.floats()?;
-    let empty = *call.op == Op::Mean && call.inputs[0].is_empty();
-    call.require(!empty, "there is no element to take the mean of")?;
-    out.set(dtype, &[]);
-    Ok(())
+use super::{Call, Chain, Forward, Operation, Target};
+use crate::{error::OpError, kernel::sum, meta::Meta, real::Real};
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sum;
+
+impl Operation for Sum {
+    fn arity(&self) -> RangeInclusive<usize> {
+        1..=1
+    }
+
+    fn infer(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
+        let dtype = call.floats()?;
+        out.set(dtype, &[]);
+        Ok(())
+    }
+
+    fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
+        cx.out.floats[0] = sum_of(cx.inputs[0].floats);
+        Ok(())
+    }
+
+    fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
+        to.write(|_| chain.grad[0]);
+    }
 }
 
-pub(super) fn sum_of<T: Real>(x: &[T]) -> T {
-    kernel::sum(x.len(), |i| x[i])
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mean;
+
+impl Operation for Mean {
+    fn arity(&self) -> RangeInclusive<usize> {
+        1..=1
+    }
+
+    fn infer(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
+        let dtype = call.floats()?;
+        call.require(!call.inputs[0].is_empty(), "there is no element to take the mean of")?;
+        out.set(dtype, &[]);
+        Ok(())
+    }
+
+    fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
+        let x = cx.inputs[0].floats;
+        cx.out.floats[0] = sum_of(x) / T::from_f64(x.len() as f64);
+        Ok(())
+    }
+
+    fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
+        let share = chain.grad[0] / T::from_f64(to.dst.len() as f64);
+        to.write(|_| share);
+    }
 }
 
-pub(super) fn mean_of<T: Real>(x: &[T]) -> T {
-    sum_of(x) / T::from_f64(x.len() as f64)
-}
-
-pub(super) fn gradient<T: Real>(op: &Op, chain: &Chain<'_, T>, to: Target<'_, T>) {
-    let len = T::from_f64(to.dst.len() as f64);
-    let share = if *op == Op::Mean { chain.grad[0] / len } else { chain.grad[0] };
-    to.write(|_| share);
+fn sum_of<T: Real>(x: &[T]) -> T {
+    sum(x.len(), |i| x[i])
 }

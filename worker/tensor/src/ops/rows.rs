@@ -1,6 +1,8 @@
 //! Along the last axis: log-softmax and gather.
 
-use super::{Call, Chain, Operand, Target};
+use std::ops::RangeInclusive;
+
+use super::{Call, Chain, Forward, Operation, Target};
 use crate::{
     error::OpError,
     kernel::{Write, sum},
@@ -8,69 +10,89 @@ use crate::{
     real::Real,
 };
 
-pub(super) fn infer_log_softmax(call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
-    let dtype = call.floats()?;
-    let x = call.inputs[0];
-    call.require(x.last().is_some_and(|c| 0 < c), "the last axis must have an element")?;
-    out.set(dtype, &x.shape);
-    Ok(())
-}
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LogSoftmax;
 
-/// `y = x - m - ln Σ e^(x - m)` with m the row's maximum. A row with NaN becomes NaN.
-pub(super) fn log_softmax<T: Real>(x: &Operand<'_, T>, y: &mut [T]) {
-    let classes = x.meta.last().unwrap_or(1);
-    for (x, y) in x.floats.chunks_exact(classes).zip(y.chunks_exact_mut(classes)) {
-        let max = x.iter().fold(x[0], |max, &x| if max < x { x } else { max });
-        for (y, &x) in y.iter_mut().zip(x) {
-            *y = (x - max).exp();
+impl Operation for LogSoftmax {
+    fn arity(&self) -> RangeInclusive<usize> {
+        1..=1
+    }
+
+    fn infer(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
+        let dtype = call.floats()?;
+        let x = call.inputs[0];
+        call.require(x.last().is_some_and(|c| 0 < c), "the last axis must have an element")?;
+        out.set(dtype, &x.shape);
+        Ok(())
+    }
+
+    /// `y = x - m - ln Σ e^(x - m)` with m the row's maximum. A row with NaN becomes NaN.
+    fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
+        let x = &cx.inputs[0];
+        let classes = x.meta.last().unwrap_or(1);
+        for (x, y) in x.floats.chunks_exact(classes).zip(cx.out.floats.chunks_exact_mut(classes)) {
+            let max = x.iter().fold(x[0], |max, &x| if max < x { x } else { max });
+            for (y, &x) in y.iter_mut().zip(x) {
+                *y = (x - max).exp();
+            }
+            let log = sum(classes, |i| y[i]).ln();
+            for (y, &x) in y.iter_mut().zip(x) {
+                *y = (x - max) - log;
+            }
         }
-        let log = sum(classes, |i| y[i]).ln();
-        for (y, &x) in y.iter_mut().zip(x) {
-            *y = (x - max) - log;
+        Ok(())
+    }
+
+    /// `dx = g - e^y Σ g`.
+    fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
+        let classes = chain.inputs[0].meta.last().unwrap_or(1);
+        let rows = chain.output.chunks_exact(classes).zip(chain.grad.chunks_exact(classes));
+        for (dst, (y, g)) in to.dst.chunks_exact_mut(classes).zip(rows) {
+            let total = sum(classes, |i| g[i]);
+            Target { dst, mode: to.mode }.write(|i| g[i] - y[i].exp() * total);
         }
     }
 }
 
-/// `dx = g - e^y Σ g`.
-pub(super) fn log_softmax_gradient<T: Real>(chain: &Chain<'_, T>, to: Target<'_, T>) {
-    let classes = chain.inputs[0].meta.last().unwrap_or(1);
-    let rows = chain.output.chunks_exact(classes).zip(chain.grad.chunks_exact(classes));
-    for (dst, (y, g)) in to.dst.chunks_exact_mut(classes).zip(rows) {
-        let total = sum(classes, |i| g[i]);
-        Target { dst, mode: to.mode }.write(|i| g[i] - y[i].exp() * total);
-    }
-}
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Gather;
 
-pub(super) fn infer_gather(call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
-    let (x, index) = (call.inputs[0], call.inputs[1]);
-    call.require(x.dtype.is_float(), "x must be of floats")?;
-    call.require(index.dtype == DType::I64, "the index must be i64")?;
-    call.require(x.rank() == 2 && index.rank() == 1, "x must be [n, c] and the index [n]")?;
-    call.require(x.shape[0] == index.shape[0], "x and the index must have equally many rows")?;
-    out.set(x.dtype, &index.shape);
-    Ok(())
-}
-
-pub(super) fn gather<T: Real>(inputs: &[Operand<'_, T>], y: &mut [T]) -> Result<(), OpError> {
-    let (x, index) = (inputs[0].floats, inputs[1].ints);
-    let classes = inputs[0].meta.shape[1];
-    for (row, (&index, y)) in index.iter().zip(y).enumerate() {
-        *y = usize::try_from(index)
-            .ok()
-            .filter(|&column| column < classes)
-            .map(|column| x[row * classes + column])
-            .ok_or(OpError::IndexOutOfRange { op: "gather", row, index, len: classes })?;
+impl Operation for Gather {
+    fn arity(&self) -> RangeInclusive<usize> {
+        2..=2
     }
-    Ok(())
-}
 
-/// `dx[row, index[row]] = g[row]`, zero elsewhere.
-pub(super) fn gather_gradient<T: Real>(chain: &Chain<'_, T>, to: Target<'_, T>) {
-    let classes = chain.inputs[0].meta.shape[1];
-    if to.mode == Write::Set {
-        to.dst.fill(T::ZERO);
+    fn infer(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
+        let (x, index) = (call.inputs[0], call.inputs[1]);
+        call.require(x.dtype.is_float(), "x must be of floats")?;
+        call.require(index.dtype == DType::I64, "the index must be i64")?;
+        call.require(x.rank() == 2 && index.rank() == 1, "x must be [n, c] and the index [n]")?;
+        call.require(x.shape[0] == index.shape[0], "x and the index must have equally many rows")?;
+        out.set(x.dtype, &index.shape);
+        Ok(())
     }
-    for (row, (&index, &g)) in chain.inputs[1].ints.iter().zip(chain.grad).enumerate() {
-        to.dst[row * classes + index as usize] += g;
+
+    fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
+        let (x, index) = (cx.inputs[0].floats, cx.inputs[1].ints);
+        let classes = cx.inputs[0].meta.shape[1];
+        for (row, (&index, y)) in index.iter().zip(cx.out.floats).enumerate() {
+            *y = usize::try_from(index)
+                .ok()
+                .filter(|&column| column < classes)
+                .map(|column| x[row * classes + column])
+                .ok_or(OpError::IndexOutOfRange { op: "gather", row, index, len: classes })?;
+        }
+        Ok(())
+    }
+
+    /// `dx[row, index[row]] = g[row]`, zero elsewhere.
+    fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
+        let classes = chain.inputs[0].meta.shape[1];
+        if to.mode == Write::Set {
+            to.dst.fill(T::ZERO);
+        }
+        for (row, (&index, &g)) in chain.inputs[1].ints.iter().zip(chain.grad).enumerate() {
+            to.dst[row * classes + index as usize] += g;
+        }
     }
 }

@@ -1,58 +1,164 @@
 //! Element by element, one input.
 
-use super::{Call, Chain, Op, Target};
-use crate::{error::OpError, kernel::Write, meta::Meta, real::Real};
+use std::ops::RangeInclusive;
 
-/// Same shape as the input. Detach takes i64 too.
-pub(super) fn infer(call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
-    let dtype = match call.op {
-        Op::Detach => call.inputs[0].dtype,
-        _ => call.floats()?,
-    };
-    out.set(dtype, &call.inputs[0].shape);
-    Ok(())
+use super::{Call, Chain, Forward, Operation, Target};
+use crate::{
+    error::OpError,
+    kernel::{map, zip},
+    meta::Meta,
+    real::Real,
+};
+
+/// `y = value(x)`, with the derivative known from input and output.
+pub(super) trait ElementWise {
+    fn value<T: Real>(&self, x: T) -> T;
+
+    /// The gradient of `x` from that of `y`.
+    fn chain<T: Real>(&self, grad: T, x: T, y: T) -> T;
 }
 
-pub(super) fn forward<T: Real>(op: &Op, x: &[T], y: &mut [T]) {
-    match op {
-        Op::Neg => map(y, x, |x| -x),
-        Op::Scale(factor) => {
-            let factor = T::from_f64(*factor);
-            map(y, x, |x| x * factor);
-        }
-        Op::Exp => map(y, x, T::exp),
-        Op::Log => map(y, x, T::ln),
-        // Written so that NaN comes through: a diverged run must not look healthy.
-        Op::Relu => map(y, x, |x| if x <= T::ZERO { T::ZERO } else { x }),
-        _ => unreachable!("{} is not element by element", op.name()),
+impl<E: ElementWise> Operation for E {
+    fn arity(&self) -> RangeInclusive<usize> {
+        1..=1
+    }
+
+    fn infer(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
+        let dtype = call.floats()?;
+        out.set(dtype, &call.inputs[0].shape);
+        Ok(())
+    }
+
+    fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
+        map(cx.out.floats, cx.inputs[0].floats, |x| self.value(x));
+        Ok(())
+    }
+
+    fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
+        let (x, y) = (chain.inputs[0].floats, chain.output);
+        zip(to.dst, to.mode, [chain.grad, x, y], |[g, x, y]| self.chain(g, x, y));
     }
 }
 
-fn map<T: Real>(y: &mut [T], x: &[T], value: impl Fn(T) -> T) {
-    for (y, &x) in y.iter_mut().zip(x) {
-        *y = value(x);
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Neg;
+
+impl ElementWise for Neg {
+    fn value<T: Real>(&self, x: T) -> T {
+        -x
+    }
+
+    fn chain<T: Real>(&self, grad: T, _x: T, _y: T) -> T {
+        -grad
     }
 }
 
-pub(super) fn gradient<T: Real>(op: &Op, chain: &Chain<'_, T>, to: Target<'_, T>) {
-    let (x, y) = (chain.inputs[0].floats, chain.output);
-    match op {
-        Op::Neg => zip(to, chain.grad, x, |g, _| -g),
-        Op::Scale(factor) => {
-            let factor = T::from_f64(*factor);
-            zip(to, chain.grad, x, |g, _| g * factor);
-        }
-        Op::Exp => zip(to, chain.grad, y, |g, y| g * y),
-        Op::Log => zip(to, chain.grad, x, |g, x| g / x),
-        Op::Relu => zip(to, chain.grad, x, |g, x| if x <= T::ZERO { T::ZERO } else { g }),
-        _ => unreachable!("{} is not element by element", op.name()),
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scale(pub(super) f64);
+
+impl ElementWise for Scale {
+    fn value<T: Real>(&self, x: T) -> T {
+        x * T::from_f64(self.0)
+    }
+
+    fn chain<T: Real>(&self, grad: T, _x: T, _y: T) -> T {
+        grad * T::from_f64(self.0)
     }
 }
 
-fn zip<T: Real>(to: Target<'_, T>, g: &[T], v: &[T], value: impl Fn(T, T) -> T) {
-    let each = to.dst.iter_mut().zip(g.iter().zip(v));
-    match to.mode {
-        Write::Set => each.for_each(|(d, (&g, &v))| *d = value(g, v)),
-        Write::Add => each.for_each(|(d, (&g, &v))| *d += value(g, v)),
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Exp;
+
+impl ElementWise for Exp {
+    fn value<T: Real>(&self, x: T) -> T {
+        x.exp()
+    }
+
+    fn chain<T: Real>(&self, grad: T, _x: T, y: T) -> T {
+        grad * y
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Log;
+
+impl ElementWise for Log {
+    fn value<T: Real>(&self, x: T) -> T {
+        x.ln()
+    }
+
+    fn chain<T: Real>(&self, grad: T, x: T, _y: T) -> T {
+        grad / x
+    }
+}
+
+/// Written so that NaN comes through: a diverged run must not look healthy.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Relu;
+
+impl ElementWise for Relu {
+    #[inline(always)]
+    fn value<T: Real>(&self, x: T) -> T {
+        if x <= T::ZERO { T::ZERO } else { x }
+    }
+
+    #[inline(always)]
+    fn chain<T: Real>(&self, grad: T, _x: T, y: T) -> T {
+        if y <= T::ZERO { T::ZERO } else { grad }
+    }
+}
+
+/// `x Φ(x)`, Φ the distribution function of the normal distribution.
+///
+/// # Source
+/// Hendrycks and Gimpel, Gaussian Error Linear Units, 2016.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Gelu;
+
+impl ElementWise for Gelu {
+    #[inline(always)]
+    fn value<T: Real>(&self, x: T) -> T {
+        x * normal(x)
+    }
+
+    #[inline(always)]
+    fn chain<T: Real>(&self, grad: T, x: T, _y: T) -> T {
+        const DENSITY: f64 = 0.398_942_280_401_432_7; // 1/√(2π)
+        let half = T::from_f64(0.5);
+        let density = (-(x * x * half)).exp() * T::from_f64(DENSITY);
+        grad * (normal(x) + x * density)
+    }
+}
+
+/// Φ(x) = (1 + erf(x/√2)) / 2.
+#[inline(always)]
+fn normal<T: Real>(x: T) -> T {
+    let half = T::from_f64(0.5);
+    half + half * (x * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf()
+}
+
+/// `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
+///
+/// # Source
+/// Hendrycks and Gimpel, Gaussian Error Linear Units, 2016.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GeluTanh;
+
+const ROOT: f64 = 0.797_884_560_802_865_4; // √(2/π)
+const CUBIC: f64 = 0.044_715;
+
+impl ElementWise for GeluTanh {
+    #[inline(always)]
+    fn value<T: Real>(&self, x: T) -> T {
+        let inner = T::from_f64(ROOT) * (x + T::from_f64(CUBIC) * x * x * x);
+        T::from_f64(0.5) * x * (T::ONE + inner.tanh())
+    }
+
+    #[inline(always)]
+    fn chain<T: Real>(&self, grad: T, x: T, _y: T) -> T {
+        let (root, cubic) = (T::from_f64(ROOT), T::from_f64(CUBIC));
+        let tanh = (root * (x + cubic * x * x * x)).tanh();
+        let slope = root * (T::ONE + T::from_f64(3.0 * CUBIC) * x * x);
+        grad * T::from_f64(0.5) * (T::ONE + tanh + x * (T::ONE - tanh * tanh) * slope)
     }
 }

@@ -8,28 +8,42 @@
 //!
 //! Nodes are visited from the last to the first, and a node's inputs from the last to the first, so
 //! that parameters become ready in the reverse order of their first use: the order of the arena.
+//!
+//! # Memory
+//! A node's gradient exists from its first contribution to the moment it has been sent on. Then the
+//! node's numbers go too: all that reads them lies behind. Seeds keep theirs, and so does what no
+//! gradient reaches.
 
-use super::{Tape, TapeNode, Value, kind, operands};
+use super::{Segment, Tape, TapeNode, Value, kind, operands};
 use crate::{
     error::OpError,
     kernel::Write,
     layout::ParamId,
-    ops::{Chain, Target},
+    ops::{Chain, Op, Target},
     real::Real,
     sink::{Accumulate, GradSink},
 };
 
 /// Memory of backward, kept from one to the next.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Scratch<T> {
     nodes: Vec<NodeGrad<T>>,
     params: Vec<ParamGrad>,
+    /// What the operation at hand prepared.
+    prepared: Vec<T>,
+}
+
+impl<T> Default for Scratch<T> {
+    fn default() -> Self {
+        Self { nodes: Vec::new(), params: Vec::new(), prepared: Vec::new() }
+    }
 }
 
 #[derive(Debug, Clone, Default)]
 struct NodeGrad<T> {
     /// Whether the seeds depend on it and a parameter's gradient on it.
     marked: bool,
+    is_seed: bool,
     written: bool,
     values: Vec<T>,
 }
@@ -68,11 +82,39 @@ impl<T: Real> Tape<T> {
             self.contribute(place, sink, |_, _, to| to.write(|i| seed[i]))?;
         }
         for place in (self.layout.params().len()..self.len).rev() {
+            if let Some(segment) = self.segments.pop_if(|segment| segment.end == place + 1) {
+                self.recompute(segment, weights)?;
+            }
             if self.grads.nodes[place].marked {
                 self.propagate(place, weights, sink)?;
+                self.let_go(place);
             }
         }
         Ok(())
+    }
+
+    /// Brings back the numbers of a segment's nodes, if a gradient goes through it.
+    fn recompute(&mut self, segment: Segment, weights: &[T]) -> Result<(), OpError> {
+        let places = segment.first..segment.end;
+        if !places.clone().any(|place| self.grads.nodes[place].marked) {
+            return Ok(());
+        }
+        for place in places {
+            if self.nodes[place].is_released {
+                self.nodes[place].is_released = false;
+                self.compute(place, weights)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up what a node was needed for.
+    fn let_go(&mut self, place: usize) {
+        let gradient = std::mem::take(&mut self.grads.nodes[place].values);
+        self.pool.give(gradient);
+        if !self.grads.nodes[place].is_seed {
+            self.release(place);
+        }
     }
 
     fn check_seeds(&self, seeds: &[(Value, &[T])]) -> Result<(), OpError> {
@@ -97,10 +139,13 @@ impl<T: Real> Tape<T> {
         }
         for grad in &mut self.grads.nodes {
             grad.marked = false;
+            grad.is_seed = false;
             grad.written = false;
         }
         for &(value, _) in seeds {
             let place = self.resolve(value)?;
+            self.grads.nodes[place].is_seed = true;
+            self.grads.nodes[self.nodes[place].holder].is_seed = true;
             self.expect(place);
         }
         for place in (params..self.len).rev() {
@@ -108,6 +153,10 @@ impl<T: Real> Tape<T> {
                 continue;
             }
             let node = &self.nodes[place];
+            let comes_back = |segment: &Segment| (segment.first..segment.end).contains(&place);
+            if node.is_released && !self.segments.iter().any(comes_back) {
+                return Err(OpError::Released { value: node.meta.clone() });
+            }
             let (inputs, count) = (node.inputs, node.input_count);
             for &input in &inputs[..count] {
                 self.expect(input as usize);
@@ -148,24 +197,54 @@ impl<T: Real> Tape<T> {
         weights: &[T],
         sink: &mut dyn GradSink<T>,
     ) -> Result<(), OpError> {
+        self.prepare(place, weights);
         for which in (0..self.nodes[place].input_count).rev() {
             let input = self.nodes[place].inputs[which] as usize;
             self.contribute(input, sink, |tape, grads, to| {
-                let node: &TapeNode<T> = &tape.nodes[place];
-                let places = node.inputs.map(|input| input as usize);
-                let operands = operands(&tape.nodes, &tape.layout, places, weights);
-                let inputs = &operands[..node.input_count];
-                let chain = Chain {
-                    inputs,
-                    output: &node.floats,
-                    grad: grads.nodes[place].values.as_slice(),
-                };
-                if let Some(op) = &node.op {
-                    op.gradient(which, &chain, to);
-                }
+                tape.with_chain(place, grads, weights, |op, chain| op.gradient(which, chain, to));
             })?;
         }
+        let prepared = std::mem::take(&mut self.grads.prepared);
+        self.pool.give(prepared);
         Ok(())
+    }
+
+    /// What the gradients of several inputs of a node have in common.
+    fn prepare(&mut self, place: usize, weights: &[T]) {
+        let node = &self.nodes[place];
+        let metas = node.inputs.map(|input| &self.nodes[input as usize].meta);
+        let metas = &metas[..node.input_count];
+        let len = node.op.as_ref().map_or(0, |op| op.prepared_len(metas, &node.meta));
+        if 0 < len {
+            let mut prepared = self.pool.take(len, T::ZERO);
+            self.with_chain(place, &self.grads, weights, |op, chain| {
+                op.prepare(chain, &mut prepared);
+            });
+            self.grads.prepared = prepared;
+        }
+    }
+
+    fn with_chain(
+        &self,
+        place: usize,
+        grads: &Scratch<T>,
+        weights: &[T],
+        kernel: impl FnOnce(&Op, &Chain<'_, T>),
+    ) {
+        let node: &TapeNode<T> = &self.nodes[place];
+        let places = node.inputs.map(|input| input as usize);
+        let operands = operands(&self.nodes, &self.layout, places, weights);
+        let chain = Chain {
+            inputs: &operands[..node.input_count],
+            output: &self.nodes[node.holder].floats,
+            saved: &node.saved,
+            grad: &grads.nodes[place].values,
+            prepared: &grads.prepared,
+            threads: &self.threads,
+        };
+        if let Some(op) = &node.op {
+            kernel(op, &chain);
+        }
     }
 
     /// Lets `kernel` write one contribution to the gradient at `place`, if that is wanted at all.
@@ -196,7 +275,9 @@ impl<T: Real> Tape<T> {
         grad.written = true;
         // Taken out for the call: the kernel reads other nodes' gradients meanwhile.
         let mut values = std::mem::take(&mut grad.values);
-        values.resize(self.nodes[place].meta.len(), T::ZERO);
+        if mode == Write::Set {
+            values = self.pool.take(self.nodes[place].meta.len(), T::ZERO);
+        }
         kernel(self, &self.grads, Target { dst: &mut values, mode });
         self.grads.nodes[place].values = values;
         Ok(())

@@ -1,6 +1,7 @@
 //! The tape: operations are computed as they are applied, and remembered for backward.
 
 mod backward;
+mod pool;
 
 use std::{
     fmt,
@@ -12,10 +13,12 @@ use std::{
 
 use crate::{
     error::OpError,
+    kernel::Threads,
     layout::{Layout, ParamId},
     meta::{DType, Meta, elements},
-    ops::{Destination, MAX_INPUTS, Op, Operand},
+    ops::{Destination, Forward, MAX_INPUTS, Op, Operand},
     real::Real,
+    tape::pool::Pool,
 };
 
 /// The most nodes that one generation of a tape holds, parameters included.
@@ -34,11 +37,16 @@ pub struct Value {
 
 /// One grain's computation: forward at once, backward afterwards.
 ///
-/// A node's memory is kept when the tape is cleared and used again by the node of the same place, so
-/// that grains of equal shapes allocate nothing after the first. All floats are `T`.
+/// Memory goes back to the tape's pool when a value is no longer needed and is used again by the next
+/// one of about its length, so that grains of equal shapes allocate nothing after the second. All floats
+/// are `T`.
 ///
 /// Weights are handed in with each call instead of being kept: the optimizer writes them between
 /// steps. They must not change between forward and backward.
+///
+/// # Recomputation
+/// What is recorded between [`Tape::begin_segment`] and [`Tape::end_segment`] is forgotten but for its
+/// result, and computed again when backward comes to it: less memory for more time.
 pub struct Tape<T: Real> {
     layout: Arc<Layout>,
     generation: u64,
@@ -46,6 +54,19 @@ pub struct Tape<T: Real> {
     nodes: Vec<TapeNode<T>>,
     len: usize,
     grads: backward::Scratch<T>,
+    pool: Pool<T>,
+    ints: Pool<i64>,
+    segments: Vec<Segment>,
+    /// Where the segment begins that is being recorded.
+    open_segment: Option<usize>,
+    threads: Threads,
+}
+
+/// Nodes whose values are computed again in backward.
+#[derive(Debug, Clone, Copy)]
+struct Segment {
+    first: usize,
+    end: usize,
 }
 
 #[derive(Debug, Default)]
@@ -57,31 +78,59 @@ struct TapeNode<T> {
     input_count: usize,
     /// Whether a parameter's gradient depends on this node.
     needs_grad: bool,
+    /// Whose memory its numbers are in: its own place, or that of the node it is a view of.
+    holder: usize,
+    /// Whether its numbers were given back to the pool.
+    is_released: bool,
     /// Empty for parameters, whose numbers are the caller's weights.
     floats: Vec<T>,
     ints: Vec<i64>,
+    /// What the operation keeps for backward.
+    saved: Vec<T>,
 }
 
 impl<T: Real> Tape<T> {
-    /// An empty tape for models of that layout.
+    /// An empty tape for models of that layout, on one thread.
     pub fn new(layout: Arc<Layout>) -> Self {
-        let nodes: Vec<_> = layout
-            .params()
-            .iter()
-            .map(|param| TapeNode {
+        Self::with_threads(layout, Threads::default())
+    }
+
+    /// An empty tape whose kernels share those threads. Results do not depend on their number.
+    pub fn with_threads(layout: Arc<Layout>, threads: Threads) -> Self {
+        let params = layout.params().iter().enumerate();
+        let nodes: Vec<_> = params
+            .map(|(place, param)| TapeNode {
                 meta: Meta::new(T::DTYPE, param.shape.as_slice()),
                 needs_grad: true,
+                holder: place,
                 ..TapeNode::default()
             })
             .collect();
         let len = nodes.len();
-        Self { layout, generation: next_generation(), nodes, len, grads: Default::default() }
+        Self {
+            layout,
+            generation: next_generation(),
+            nodes,
+            len,
+            grads: backward::Scratch::default(),
+            pool: Pool::default(),
+            ints: Pool::default(),
+            segments: Vec::new(),
+            open_segment: None,
+            threads,
+        }
     }
 
     /// Forgets all values and starts the next grain. Memory is kept for it.
     pub fn clear(&mut self) {
         self.generation = next_generation();
+        for place in self.layout.params().len()..self.len {
+            self.release(place);
+            self.ints.give(std::mem::take(&mut self.nodes[place].ints));
+        }
         self.len = self.layout.params().len();
+        self.segments.clear();
+        self.open_segment = None;
     }
 
     /// The layout of the model's parameters.
@@ -99,28 +148,27 @@ impl<T: Real> Tape<T> {
     /// Floats from outside. No gradient flows to them.
     pub fn input(&mut self, shape: &[usize], data: &[T]) -> Result<Value, OpError> {
         check_length("input", shape, data.len())?;
-        self.source(T::DTYPE, shape, |node| {
-            node.floats.clear();
-            node.floats.extend_from_slice(data);
-        })
+        let mut floats = self.pool.take(data.len(), T::ZERO);
+        floats.copy_from_slice(data);
+        self.source(T::DTYPE, shape, floats, Vec::new())
     }
 
     /// Integers from outside: labels.
     pub fn index(&mut self, shape: &[usize], data: &[i64]) -> Result<Value, OpError> {
         check_length("index", shape, data.len())?;
-        self.source(DType::I64, shape, |node| {
-            node.ints.clear();
-            node.ints.extend_from_slice(data);
-        })
+        let mut ints = self.ints.take(data.len(), 0);
+        ints.copy_from_slice(data);
+        self.source(DType::I64, shape, Vec::new(), ints)
     }
 
     /// Floats that were recorded as `f32`.
     pub(crate) fn constant(&mut self, shape: &[usize], data: &[f32]) -> Result<Value, OpError> {
         check_length("constant", shape, data.len())?;
-        self.source(T::DTYPE, shape, |node| {
-            node.floats.clear();
-            node.floats.extend(data.iter().map(|&x| T::from_f64(f64::from(x))));
-        })
+        let mut floats = self.pool.take(data.len(), T::ZERO);
+        for (to, &x) in floats.iter_mut().zip(data) {
+            *to = T::from_f64(f64::from(x));
+        }
+        self.source(T::DTYPE, shape, floats, Vec::new())
     }
 
     /// Computes an operation and remembers it.
@@ -134,29 +182,95 @@ impl<T: Real> Tape<T> {
         for (place, &input) in places.iter_mut().zip(inputs) {
             *place = self.resolve(input)?;
         }
+        let used = &places[..inputs.len()];
+        if let Some(&place) = used.iter().find(|&&place| self.nodes[place].is_released) {
+            return Err(OpError::Released { value: self.nodes[place].meta.clone() });
+        }
         let index = self.grow()?;
         let (before, rest) = self.nodes.split_at_mut(index);
         let node = &mut rest[0];
-        let operands = operands(before, &self.layout, places, weights);
-        let operands = &operands[..inputs.len()];
         let metas = places.map(|place| &before[place].meta);
         op.infer_into(&metas[..inputs.len()], &mut node.meta)?;
-        let len = node.meta.len();
         if node.meta.dtype.is_float() {
             node.meta.dtype = T::DTYPE;
-            node.floats.resize(len, T::ZERO);
-            node.ints.clear();
-        } else {
-            node.ints.resize(len, 0);
-            node.floats.clear();
         }
-        op.forward(operands, Destination { floats: &mut node.floats, ints: &mut node.ints })?;
-        let used = &places[..inputs.len()];
         node.needs_grad = op.has_gradient() && used.iter().any(|&p| before[p].needs_grad);
+        node.holder = if op.is_view() { before[places[0]].holder } else { index };
+        node.is_released = false;
         node.op = Some(op);
         node.inputs = places.map(|place| place as u32);
         node.input_count = inputs.len();
+        if let Err(error) = self.compute(index, weights) {
+            self.release(index);
+            return Err(error);
+        }
         Ok(self.record(index))
+    }
+
+    /// Computes the numbers of a node from those of its inputs.
+    fn compute(&mut self, place: usize, weights: &[T]) -> Result<(), OpError> {
+        let (before, rest) = self.nodes.split_at_mut(place);
+        let node = &mut rest[0];
+        let Some(op) = node.op.as_ref().filter(|op| !op.is_view()) else { return Ok(()) };
+        let places = node.inputs.map(|input| input as usize);
+        let metas = places.map(|place| &before[place].meta);
+        let saved_len = op.saved_len(&metas[..node.input_count], &node.meta);
+        let len = node.meta.len();
+        node.saved = self.pool.take(saved_len, T::ZERO);
+        if node.meta.dtype.is_float() {
+            node.floats = self.pool.take(len, T::ZERO);
+        } else {
+            node.ints = self.ints.take(len, 0);
+        }
+        let operands = operands(before, &self.layout, places, weights);
+        op.forward(Forward {
+            inputs: &operands[..node.input_count],
+            out: Destination { floats: &mut node.floats, ints: &mut node.ints },
+            saved: &mut node.saved,
+            threads: &self.threads,
+        })
+    }
+
+    /// Gives a node's floats back to the pool.
+    fn release(&mut self, place: usize) {
+        let node = &mut self.nodes[place];
+        node.is_released = true;
+        let (floats, saved) = (std::mem::take(&mut node.floats), std::mem::take(&mut node.saved));
+        self.pool.give(floats);
+        self.pool.give(saved);
+    }
+
+    /// Begins a stretch whose values are computed again in backward.
+    ///
+    /// # Errors
+    /// If one is open: segments do not nest.
+    pub fn begin_segment(&mut self) -> Result<(), OpError> {
+        if self.open_segment.is_some() {
+            return Err(OpError::Segment { rule: "segments do not nest" });
+        }
+        self.open_segment = Some(self.len);
+        Ok(())
+    }
+
+    /// Ends the stretch: of the values recorded in it, only `result` is kept, and only it can be used.
+    ///
+    /// # Errors
+    /// If none is open or the result was not computed in it.
+    pub fn end_segment(&mut self, result: Value) -> Result<(), OpError> {
+        let result = self.resolve(result)?;
+        let Some(first) = self.open_segment.take() else {
+            return Err(OpError::Segment { rule: "no segment was begun" });
+        };
+        if result < first || self.nodes[result].holder != result {
+            return Err(OpError::Segment { rule: "the result must be computed in the segment" });
+        }
+        for place in (first..self.len).filter(|&place| place != result) {
+            if self.nodes[place].op.is_some() {
+                self.release(place);
+            }
+        }
+        self.segments.push(Segment { first, end: self.len });
+        Ok(())
     }
 
     /// Kind and shape of a value.
@@ -165,26 +279,41 @@ impl<T: Real> Tape<T> {
     }
 
     /// The numbers of a float value. Those of a parameter are the caller's weights.
+    ///
+    /// # Errors
+    /// When they are gone: backward and the end of a segment give up what is no longer needed.
     pub fn values(&self, value: Value) -> Result<&[T], OpError> {
         let place = self.resolve(value)?;
-        let node = &self.nodes[place];
-        if !node.meta.dtype.is_float() || place < self.layout.params().len() {
+        let (node, holder) = (&self.nodes[place], &self.nodes[self.nodes[place].holder]);
+        if !node.meta.dtype.is_float() || node.holder < self.layout.params().len() {
             return Err(kind(&node.meta, "floats that were given or computed"));
         }
-        Ok(&node.floats)
+        if node.is_released || holder.is_released {
+            return Err(OpError::Released { value: node.meta.clone() });
+        }
+        Ok(&holder.floats)
+    }
+
+    /// What the operation behind a value kept for backward, such as the statistics of a batch norm.
+    pub fn saved(&self, value: Value) -> Result<&[T], OpError> {
+        Ok(&self.nodes[self.resolve(value)?].saved)
     }
 
     /// The numbers of an i64 value.
     pub fn indices(&self, value: Value) -> Result<&[i64], OpError> {
         let node = &self.nodes[self.resolve(value)?];
-        if node.meta.dtype.is_float() { Err(kind(&node.meta, "i64")) } else { Ok(&node.ints) }
+        if node.meta.dtype.is_float() {
+            return Err(kind(&node.meta, "i64"));
+        }
+        Ok(&self.nodes[node.holder].ints)
     }
 
     fn source(
         &mut self,
         dtype: DType,
         shape: &[usize],
-        fill: impl FnOnce(&mut TapeNode<T>),
+        floats: Vec<T>,
+        ints: Vec<i64>,
     ) -> Result<Value, OpError> {
         let index = self.grow()?;
         let node = &mut self.nodes[index];
@@ -192,7 +321,9 @@ impl<T: Real> Tape<T> {
         node.op = None;
         node.input_count = 0;
         node.needs_grad = false;
-        fill(node);
+        node.holder = index;
+        node.is_released = false;
+        (node.floats, node.ints) = (floats, ints);
         Ok(self.record(index))
     }
 
@@ -248,12 +379,12 @@ fn operands<'a, T: Real>(
     weights: &'a [T],
 ) -> [Operand<'a, T>; MAX_INPUTS] {
     places.map(|place| {
-        let node = &nodes[place];
-        let floats = match layout.params().get(place) {
+        let (node, holder) = (&nodes[place], nodes[place].holder);
+        let floats = match layout.params().get(holder) {
             Some(param) => &weights[param.range.clone()],
-            None => &node.floats,
+            None => &nodes[holder].floats,
         };
-        Operand { meta: &node.meta, floats, ints: &node.ints }
+        Operand { meta: &node.meta, floats, ints: &nodes[holder].ints }
     })
 }
 

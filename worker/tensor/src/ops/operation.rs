@@ -1,0 +1,131 @@
+//! What every operation implements, and what its functions are handed.
+
+use std::ops::RangeInclusive;
+
+use crate::{
+    error::{Metas, OpError},
+    kernel::{Threads, Write},
+    meta::{DType, Meta},
+    real::Real,
+};
+
+/// An operation: everything about it but its name.
+pub(crate) trait Operation {
+    /// How many inputs it takes, at most [`super::MAX_INPUTS`].
+    fn arity(&self) -> RangeInclusive<usize>;
+
+    /// Kind and shape of the result. The number of inputs has been checked.
+    fn infer(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError>;
+
+    /// Writes the result, all of it: the memory holds leftovers. The shapes have been inferred.
+    ///
+    /// # Errors
+    /// For indices out of range only; what depends on shapes is refused by `infer`.
+    fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError>;
+
+    /// Writes or adds the gradient of input `which`. Called for float inputs that a gradient is wanted of,
+    /// from the last input to the first.
+    fn gradient<T: Real>(&self, which: usize, chain: &Chain<'_, T>, to: Target<'_, T>);
+
+    /// Whether gradients flow through it. If not, `gradient` is never called.
+    fn has_gradient(&self) -> bool {
+        true
+    }
+
+    /// Floats that `forward` keeps for backward beside inputs and output.
+    fn saved_len(&self, _inputs: &[&Meta], _out: &Meta) -> usize {
+        0
+    }
+
+    /// Floats of what `prepare` computes.
+    fn prepared_len(&self, _inputs: &[&Meta], _out: &Meta) -> usize {
+        0
+    }
+
+    /// What the gradients of several inputs have in common: called once before them, if
+    /// `prepared_len` is not 0.
+    fn prepare<T: Real>(&self, _chain: &Chain<'_, T>, _prepared: &mut [T]) {}
+
+    /// Whether the result is the first input's memory. `forward` is not called then; `gradient` is.
+    fn is_view(&self) -> bool {
+        false
+    }
+}
+
+/// One input of an operation; the slice of the other kind is empty.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Operand<'a, T> {
+    pub(crate) meta: &'a Meta,
+    pub(crate) floats: &'a [T],
+    pub(crate) ints: &'a [i64],
+}
+
+/// Memory of a result, of the inferred length; the slice of the other kind is empty.
+#[derive(Debug)]
+pub(crate) struct Destination<'a, T> {
+    pub(crate) floats: &'a mut [T],
+    pub(crate) ints: &'a mut [i64],
+}
+
+/// What forward is handed.
+#[derive(Debug)]
+pub(crate) struct Forward<'a, T> {
+    pub(crate) inputs: &'a [Operand<'a, T>],
+    pub(crate) out: Destination<'a, T>,
+    /// [`Operation::saved_len`] floats.
+    pub(crate) saved: &'a mut [T],
+    pub(crate) threads: &'a Threads,
+}
+
+/// What backward knows when it comes to a node.
+#[derive(Debug)]
+pub(crate) struct Chain<'a, T> {
+    pub(crate) inputs: &'a [Operand<'a, T>],
+    pub(crate) output: &'a [T],
+    /// What forward saved.
+    pub(crate) saved: &'a [T],
+    /// Gradient of the output.
+    pub(crate) grad: &'a [T],
+    /// What [`Operation::prepare`] computed; empty while it runs.
+    pub(crate) prepared: &'a [T],
+    pub(crate) threads: &'a Threads,
+}
+
+/// Where a gradient goes.
+#[derive(Debug)]
+pub(crate) struct Target<'a, T> {
+    pub(crate) dst: &'a mut [T],
+    pub(crate) mode: Write,
+}
+
+impl<T: Real> Target<'_, T> {
+    pub(crate) fn write(self, value: impl Fn(usize) -> T) {
+        crate::kernel::write(self.dst, self.mode, value);
+    }
+}
+
+/// An operation and its inputs, while their shapes are checked.
+#[derive(Debug)]
+pub(crate) struct Call<'a> {
+    /// The operation's name.
+    pub(crate) op: &'static str,
+    pub(crate) inputs: &'a [&'a Meta],
+}
+
+impl Call<'_> {
+    pub(crate) fn refuse(&self, rule: &'static str) -> OpError {
+        OpError::Inputs { op: self.op, inputs: Metas::of(self.inputs), rule }
+    }
+
+    pub(crate) fn require(&self, holds: bool, rule: &'static str) -> Result<(), OpError> {
+        if holds { Ok(()) } else { Err(self.refuse(rule)) }
+    }
+
+    /// That all inputs are floats of one kind, and which.
+    pub(crate) fn floats(&self) -> Result<DType, OpError> {
+        let dtype = self.inputs[0].dtype;
+        let same = self.inputs.iter().all(|input| input.dtype == dtype);
+        self.require(dtype.is_float() && same, "the inputs must be floats of one kind")?;
+        Ok(dtype)
+    }
+}
