@@ -127,8 +127,8 @@ impl<'a, T: Real> Run<'a, T> {
         let one = [T::ONE];
         let seeds: [(Value, &[T]); 1] = [(loss, &one)];
         let tape = &mut self.tape;
-        tape.backward(&seeds, &self.weights, Accumulate::Overwrite, &mut self.gradients).unwrap();
         let out = tape.values(x).unwrap().iter().map(|y| y.to_f64()).collect();
+        tape.backward(&seeds, &self.weights, Accumulate::Overwrite, &mut self.gradients).unwrap();
         (out, tape.values(loss).unwrap()[0].to_f64())
     }
 
