@@ -1,7 +1,13 @@
 //! Loops that several operations share. Orders of summation are fixed here.
 
-mod gemm;
+#[cfg_attr(not(test), expect(dead_code, unused_imports, reason = "for operations to come"))]
+pub(crate) mod gemm;
+#[cfg_attr(not(test), expect(dead_code, reason = "for operations to come"))]
+pub(crate) mod isa;
+#[cfg_attr(not(test), expect(dead_code, reason = "for operations to come"))]
+pub(crate) mod threads;
 
+pub(crate) use gemm::Element;
 pub(crate) use gemm::{Matrix, product};
 
 use crate::real::Real;
