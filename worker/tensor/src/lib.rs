@@ -55,7 +55,7 @@ mod error;
 mod kernel;
 
 pub use error::{Metas, OpError};
-pub use kernel::Threads;
+pub use kernel::{Threads, ThreadsError};
 pub use layout::{Layout, LayoutError, Param, ParamId};
 pub use meta::{DType, Dims, MAX_ELEMENTS, MAX_RANK, Meta};
 pub use ops::{Activation, Op};

@@ -9,7 +9,7 @@ use crate::{meta::DType, special};
 
 mod sealed {
     /// The matrix product knows these two only.
-    pub trait Sealed {}
+    pub trait Sealed: crate::kernel::Element {}
     impl Sealed for f32 {}
     impl Sealed for f64 {}
 }

@@ -10,7 +10,10 @@ use super::{
 };
 use crate::{
     error::OpError,
-    kernel::{Matrix, Write, map, product, sum_rows, zip},
+    kernel::{
+        Bias, Epilogue, Matrix, MatrixMut, Product, Scratch, Write, gemm, map, product, sum_rows,
+        zip,
+    },
     meta::Meta,
     real::Real,
 };
@@ -95,23 +98,24 @@ impl Operation for Linear {
         if self.keeps_input_of_activation() { out.len() } else { 0 }
     }
 
-    /// `y = act(x wᵀ + b)`. The bias is laid down first and the product added to it.
+    /// `y = act(x wᵀ + b)`, the sum of a product first, then the bias.
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
         let (x, w) = (flat_rows(&cx.inputs[0]), self.out_in(&cx.inputs[1]));
-        let y = if self.keeps_input_of_activation() { &mut *cx.saved } else { &mut *cx.out.floats };
-        match cx.inputs.get(2) {
-            None => product(y, Write::Set, x, w.transposed()),
-            Some(b) => {
-                for row in y.chunks_exact_mut(b.floats.len().max(1)) {
-                    row.copy_from_slice(b.floats);
-                }
-                product(y, Write::Add, x, w.transposed());
+        let (_, outputs) = self.lengths(cx.inputs[1].meta);
+        let bias = cx.inputs.get(2).map_or(Bias::None, |b| Bias::PerColumn(b.floats));
+        let activation = match self.0 {
+            Activation::Relu => gemm::Activation::Relu,
+            Activation::None | Activation::Gelu | Activation::GeluTanh => {
+                gemm::Activation::Identity
             }
-        }
+        };
+        let y = if self.keeps_input_of_activation() { &mut *cx.saved } else { &mut *cx.out.floats };
+        let y = MatrixMut::new(y, rows_of(cx.inputs[0].meta), outputs);
+        let product = Product::new(x, w.transposed()).then(Epilogue { bias, activation });
+        Scratch::with_local(|scratch| product.run(y, cx.threads, scratch));
         let (y, z) = (cx.out.floats, &*cx.saved);
         match self.0 {
-            Activation::None => {}
-            Activation::Relu => y.iter_mut().for_each(|y| *y = Relu.value(*y)),
+            Activation::None | Activation::Relu => {}
             Activation::Gelu => map(y, z, |z| Gelu.value(z)),
             Activation::GeluTanh => map(y, z, |z| GeluTanh.value(z)),
         }
@@ -142,12 +146,15 @@ impl Operation for Linear {
         let rows = rows_of(chain.inputs[0].meta);
         let grad = if self.0 == Activation::None { chain.grad } else { chain.prepared };
         let g = Matrix::new(grad, rows, outputs);
-        match which {
-            0 => product(to.dst, to.mode, g, w),
-            1 if self.1 == Weights::OutIn => product(to.dst, to.mode, g.transposed(), x),
-            1 => product(to.dst, to.mode, x.transposed(), g),
-            _ => sum_rows(to.dst, to.mode, rows, |i| grad[i]),
-        }
+        let (a, b) = match (which, self.1) {
+            (0, _) => (g, w),
+            (1, Weights::OutIn) => (g.transposed(), x),
+            (1, Weights::InOut) => (x.transposed(), g),
+            _ => return sum_rows(to.dst, to.mode, rows, |i| grad[i]),
+        };
+        let dst = MatrixMut::new(to.dst, a.rows(), b.columns());
+        let product = Product::new(a, b).mode(to.mode);
+        Scratch::with_local(|scratch| product.run(dst, chain.threads, scratch));
     }
 }
 
