@@ -69,3 +69,59 @@ impl Ema {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(ours: &[f64], expected: &[f64]) {
+        for (ours, expected) in ours.iter().zip(expected) {
+            assert!((ours - expected).abs() < 1e-14, "{ours} {expected}");
+        }
+    }
+
+    #[test]
+    fn an_average_follows_the_weights_and_warms_up_on_demand() {
+        let mut average = [1.0_f64, -2.0];
+        let ema = Ema::new(0.9, EmaWarmUp::None).unwrap();
+        ema.update(&mut average, &[2.0, 2.0], 0).unwrap();
+        close(&average, &[0.9 + 0.1 * 2.0, 0.9 * -2.0 + 0.1 * 2.0]);
+
+        let ramp = Ema::new(0.999, EmaWarmUp::Ramp).unwrap();
+        let decays = [0, 1, 90, 1_000_000].map(|updates| ramp.decay_at(updates));
+        close(&decays, &[0.1, 2.0 / 11.0, 0.91, 0.999]);
+        let mut average = [1.0_f64];
+        ramp.update(&mut average, &[3.0], 1).unwrap();
+        close(&average, &[2.0 / 11.0 + 9.0 / 11.0 * 3.0]);
+    }
+
+    #[test]
+    fn the_average_of_weights_that_stay_is_these_weights() {
+        let weights: Vec<f32> = (0..PIECE_LEN + 100).map(|i| (i as f32 * 0.37).sin()).collect();
+        let mut average = weights.clone();
+        let ema = Ema::new(0.9999, EmaWarmUp::Ramp).unwrap();
+        for updates in 0..20 {
+            ema.update(&mut average, &weights, updates).unwrap();
+        }
+        assert_eq!(average, weights);
+    }
+
+    /// Averages of many pieces are complete, and converge.
+    #[test]
+    fn every_element_follows() {
+        let mut average = vec![0.0_f32; 2 * PIECE_LEN + 1];
+        let weights = vec![1.0_f32; 2 * PIECE_LEN + 1];
+        let ema = Ema::new(0.5, EmaWarmUp::None).unwrap();
+        ema.update(&mut average, &weights, 0).unwrap();
+        assert!(average.iter().all(|&a| a == 0.5));
+    }
+
+    #[test]
+    fn decays_and_lengths_that_make_no_sense_are_refused() {
+        let refused = Ema::new(1.0, EmaWarmUp::None).unwrap_err().to_string();
+        assert_eq!(refused, "decay is 1, expected at least 0 and below 1");
+        let ema = Ema::new(0.9, EmaWarmUp::None).unwrap();
+        let refused = ema.update(&mut [1.0_f32], &[3.0, 4.0], 2).unwrap_err().to_string();
+        assert_eq!(refused, "1 averages for 2 weights");
+    }
+}

@@ -2,8 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 use lockstep_tensor::{
-    Clip, Ema, EmaWarmUp, GroupUpdate, Layout, Optimizer, OptimizerState, PIECE_LEN, ParamGroup,
-    Real, StateError, StepFactors, UpdatePlan,
+    Clip, GroupUpdate, Layout, Optimizer, OptimizerState, PIECE_LEN, ParamGroup, Real, StateError,
+    StepFactors, UpdatePlan,
 };
 
 const SGD: Optimizer =
@@ -222,36 +222,6 @@ fn lion_steps_by_the_sign_alone() {
         close(&weights, &w);
     }
     close(&state.moments[0].1, &m);
-}
-
-#[test]
-fn an_average_follows_the_weights_and_warms_up_on_demand() {
-    let mut average = [1.0_f64, -2.0];
-    let ema = Ema::new(0.9, EmaWarmUp::None).unwrap();
-    ema.update(&mut average, &[2.0, 2.0], 0).unwrap();
-    close(&average, &[0.9 + 0.1 * 2.0, 0.9 * -2.0 + 0.1 * 2.0]);
-
-    let ramp = Ema::new(0.999, EmaWarmUp::Ramp).unwrap();
-    let decays = [0, 1, 90, 1_000_000].map(|updates| ramp.decay_at(updates));
-    close(&decays, &[0.1, 2.0 / 11.0, 0.91, 0.999]);
-    let mut average = [1.0_f64];
-    ramp.update(&mut average, &[3.0], 1).unwrap();
-    close(&average, &[2.0 / 11.0 + 9.0 / 11.0 * 3.0]);
-
-    assert!(ramp.update(&mut average, &[3.0, 4.0], 2).is_err());
-    let refused = Ema::new(1.0, EmaWarmUp::None).unwrap_err().to_string();
-    assert_eq!(refused, "decay is 1, expected at least 0 and below 1");
-}
-
-#[test]
-fn the_average_of_weights_that_stay_is_these_weights() {
-    let weights: Vec<f32> = wave(PIECE_LEN + 100, 0.0);
-    let mut average = weights.clone();
-    let ema = Ema::new(0.9999, EmaWarmUp::Ramp).unwrap();
-    for updates in 0..20 {
-        ema.update(&mut average, &weights, updates).unwrap();
-    }
-    assert_eq!(average, weights);
 }
 
 #[test]

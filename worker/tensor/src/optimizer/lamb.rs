@@ -12,7 +12,8 @@ use crate::real::Real;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lamb<T> {
     pub(super) means: Means<T>,
-    /// 1 - β1ᵗ and 1 - β2ᵗ
+    /// 1 / (1 - β1ᵗ) and 1 / √(1 - β2ᵗ): products in the place of quotients, two of three of which would
+    /// cost as much as the rest of the pass.
     pub(super) corrections: (T, T),
     pub(super) eps: T,
 }
@@ -49,7 +50,7 @@ impl<T: Real> Lamb<T> {
     #[inline(always)]
     fn direction(self, w: T, m: T, v: T, decay: T) -> T {
         let (correction1, correction2) = self.corrections;
-        (m / correction1) / ((v / correction2).sqrt() + self.eps) + decay * w
+        (m * correction1) / (v.sqrt() * correction2 + self.eps) + decay * w
     }
 
     /// Returns the sums of the squares of w and of u.

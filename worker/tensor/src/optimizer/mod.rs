@@ -96,7 +96,7 @@ pub enum Optimizer {
     /// ```text
     /// m += (1 - β1) · (g - m)
     /// v  = β2 · v + (1 - β2) · g²
-    /// u  = (m / (1 - β1ᵗ)) / (√(v / (1 - β2ᵗ)) + eps) + weight_decay · w
+    /// u  = (m · 1/(1 - β1ᵗ)) / (√v · 1/√(1 - β2ᵗ) + eps) + weight_decay · w
     /// r  = ‖w‖ / ‖u‖     1 if one of them is 0, or without weight decay
     /// w -= lr · r · u
     /// ```

@@ -146,7 +146,8 @@ impl<T: Real> Elementwise<T, 3> for [&mut [T]; 3] {
         fn each<T: Real>(
             w: &mut [T],
             g: &[T],
-            [a, b]: [&mut [T]; 2],
+            a: &mut [T],
+            b: &mut [T],
             c: &mut [T],
             new: impl Fn(T, T, [T; 3]) -> (T, [T; 3]),
         ) {
@@ -155,6 +156,6 @@ impl<T: Real> Elementwise<T, 3> for [&mut [T]; 3] {
             }
         }
         let [a, b, c] = self;
-        each(w, g, [a, b], c, new);
+        each(w, g, a, b, c, new);
     }
 }

@@ -184,6 +184,8 @@ impl<T: Real> Rule<T, 1> for Lion<T> {
 /// -1, 0 or 1; NaN stays NaN.
 #[inline(always)]
 fn sign<T: Real>(x: T) -> T {
-    let x = if T::ZERO < x { T::ONE } else { x };
-    if x < T::ZERO { -T::ONE } else { x }
+    let positive = if T::ZERO < x { T::ONE } else { T::ZERO };
+    let negative = if x < T::ZERO { T::ONE } else { T::ZERO };
+    // Neither: 0 or NaN.
+    if positive == negative { x } else { positive - negative }
 }

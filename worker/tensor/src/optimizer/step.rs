@@ -4,8 +4,8 @@ use super::{
     Clip, MAX_LR, Optimizer, OptimizerState, Segment, StateError, UpdatePlan,
     clip::GradMap,
     lamb::Lamb,
-    pieces::{Arenas, update},
-    rules::{Adagrad, Adam, Lion, Means, Momentum, RmsProp, Sgd},
+    pieces::{Arenas, Elementwise, update},
+    rules::{Adagrad, Adam, Lion, Means, Momentum, RmsProp, Rule, Sgd},
 };
 use crate::{
     real::Real,
@@ -69,7 +69,7 @@ impl UpdatePlan {
         let (grad, grad_norm) = self.grad_map(grads, grad_scale)?;
         let step = state.step.saturating_add(1);
         let now = Now { plan: self, lr: self.optimizer.lr() * lr_factor, step, grad };
-        now.update(weights, grads, state)?;
+        now.update(Memory { weights, grads, state })?;
         state.step = step;
         Ok(StepReport { grad_norm })
     }
@@ -99,6 +99,13 @@ impl UpdatePlan {
     }
 }
 
+/// What a step reads and writes, whole.
+struct Memory<'a, T> {
+    weights: &'a mut [T],
+    grads: &'a [T],
+    state: &'a mut OptimizerState<T>,
+}
+
 /// One step's numbers.
 struct Now<'a, T> {
     plan: &'a UpdatePlan,
@@ -110,45 +117,30 @@ struct Now<'a, T> {
 }
 
 impl<T: Real> Now<'_, T> {
-    fn update(
-        &self,
-        weights: &mut [T],
-        grads: &[T],
-        state: &mut OptimizerState<T>,
-    ) -> Result<(), StateError> {
-        let (segments, grad) = (self.plan.segments.as_slice(), self.grad);
+    fn update(&self, memory: Memory<'_, T>) -> Result<(), StateError> {
         let real = T::from_f64;
         match self.plan.optimizer {
-            Optimizer::Sgd { momentum: 0.0, .. } => {
-                update(self.arenas(weights, grads, state)?, segments, grad, |s| Sgd {
-                    lr: real(self.lr(s)),
-                    weight_decay: real(s.weight_decay),
-                });
-            }
+            Optimizer::Sgd { momentum: 0.0, .. } => self
+                .run(memory, |s| Sgd { lr: real(self.lr(s)), weight_decay: real(s.weight_decay) }),
             Optimizer::Sgd { momentum, dampening, nesterov: true, .. } => {
-                let rule = |s: &Segment| self.momentum::<true>(s, momentum, dampening);
-                update(self.arenas(weights, grads, state)?, segments, grad, rule);
+                self.run(memory, |s| self.momentum::<true>(s, momentum, dampening))
             }
             Optimizer::Sgd { momentum, dampening, nesterov: false, .. } => {
-                let rule = |s: &Segment| self.momentum::<false>(s, momentum, dampening);
-                update(self.arenas(weights, grads, state)?, segments, grad, rule);
+                self.run(memory, |s| self.momentum::<false>(s, momentum, dampening))
             }
             Optimizer::Adam { betas, eps, amsgrad, .. } => {
-                let rule = |s: &Segment| Adam {
-                    coupled: real(s.weight_decay),
-                    ..self.adam(s, betas, eps)
-                };
+                let coupled = |s: &Segment| real(s.weight_decay);
+                let rule = |s: &Segment| Adam { coupled: coupled(s), ..self.adam(s, betas, eps) };
                 if amsgrad {
-                    update::<_, 3, _>(self.arenas(weights, grads, state)?, segments, grad, rule);
+                    self.run::<3, _>(memory, rule)
                 } else {
-                    update::<_, 2, _>(self.arenas(weights, grads, state)?, segments, grad, rule);
+                    self.run::<2, _>(memory, rule)
                 }
             }
-            Optimizer::AdamW { betas, eps, .. } => {
-                let rule =
-                    |s: &Segment| Adam { keep: real(self.keep(s)), ..self.adam(s, betas, eps) };
-                update::<_, 2, _>(self.arenas(weights, grads, state)?, segments, grad, rule);
-            }
+            Optimizer::AdamW { betas, eps, .. } => self.run::<2, _>(memory, |s| Adam {
+                keep: real(self.keep(s)),
+                ..self.adam(s, betas, eps)
+            }),
             Optimizer::RmsProp { alpha, eps, momentum, .. } => {
                 let rule = |s: &Segment| RmsProp {
                     lr: real(self.lr(s)),
@@ -158,45 +150,52 @@ impl<T: Real> Now<'_, T> {
                     momentum: real(momentum),
                     weight_decay: real(s.weight_decay),
                 };
-                if momentum == 0.0 {
-                    update::<_, 1, _>(self.arenas(weights, grads, state)?, segments, grad, rule);
+                let has_momentum = momentum != 0.0;
+                if has_momentum {
+                    self.run::<2, _>(memory, rule)
                 } else {
-                    update::<_, 2, _>(self.arenas(weights, grads, state)?, segments, grad, rule);
+                    self.run::<1, _>(memory, rule)
                 }
             }
-            Optimizer::Adagrad { eps, .. } => {
-                update(self.arenas(weights, grads, state)?, segments, grad, |s| Adagrad {
-                    lr: real(self.lr(s)),
-                    eps: real(eps),
-                    weight_decay: real(s.weight_decay),
-                });
-            }
-            Optimizer::Lion { betas, .. } => {
-                update(self.arenas(weights, grads, state)?, segments, grad, |s| Lion {
-                    lr: real(self.lr(s)),
-                    keep: real(self.keep(s)),
-                    direction: (real(betas.0), real(1.0 - betas.0)),
-                    moment: (real(betas.1), real(1.0 - betas.1)),
-                });
-            }
+            Optimizer::Adagrad { eps, .. } => self.run(memory, |s| Adagrad {
+                lr: real(self.lr(s)),
+                eps: real(eps),
+                weight_decay: real(s.weight_decay),
+            }),
+            Optimizer::Lion { betas, .. } => self.run(memory, |s| Lion {
+                lr: real(self.lr(s)),
+                keep: real(self.keep(s)),
+                direction: (real(betas.0), real(1.0 - betas.0)),
+                moment: (real(betas.1), real(1.0 - betas.1)),
+            }),
             Optimizer::Lamb { betas, eps, .. } => {
                 let (correction1, correction2) = self.corrections(betas);
-                let corrections = (real(correction1), real(correction2));
+                let corrections = (real(1.0 / correction1), real(1.0 / correction2.sqrt()));
                 let rule = Lamb { means: Means::new(betas), corrections, eps: real(eps) };
-                for (segment, arenas) in self.arenas(weights, grads, state)?.segments(segments) {
-                    rule.update(arenas, segment, grad, self.lr(segment));
+                for (segment, arenas) in self.arenas(memory)?.segments(&self.plan.segments) {
+                    rule.update(arenas, segment, self.grad, self.lr(segment));
                 }
+                Ok(())
             }
         }
+    }
+
+    /// Updates everything by the rule that is made for each segment.
+    fn run<const M: usize, R: Rule<T, M>>(
+        &self,
+        memory: Memory<'_, T>,
+        rule: impl Fn(&Segment) -> R,
+    ) -> Result<(), StateError>
+    where
+        for<'a> [&'a mut [T]; M]: Elementwise<T, M>,
+    {
+        update(self.arenas(memory)?, &self.plan.segments, self.grad, rule);
         Ok(())
     }
 
-    /// All of weights, gradients and moments.
     fn arenas<'a, const M: usize>(
         &self,
-        weights: &'a mut [T],
-        grads: &'a [T],
-        state: &'a mut OptimizerState<T>,
+        Memory { weights, grads, state }: Memory<'a, T>,
     ) -> Result<Arenas<'a, T, M>, StateError> {
         if state.moments.len() != M {
             return Err(self.plan.optimizer.other_moments(state));
