@@ -25,7 +25,7 @@ const RMSPROP_MOMENTUM: Optimizer =
 const ADAGRAD: Optimizer = Optimizer::Adagrad { lr: 0.1, eps: 1e-3, weight_decay: 0.05 };
 const LAMB: Optimizer =
     Optimizer::Lamb { lr: 0.1, betas: (0.9, 0.99), eps: 1e-3, weight_decay: 0.05 };
-const LION: Optimizer = Optimizer::Lion { lr: 0.01, betas: (0.9, 0.99), weight_decay: 0.5 };
+const LION: Optimizer = Optimizer::Lion { lr: 0.01, betas: (0.5, 0.9), weight_decay: 0.5 };
 
 const ALL: [Optimizer; 11] =
     [SGD, MOMENTUM, NESTEROV, ADAM, AMSGRAD, ADAMW, RMSPROP, RMSPROP_MOMENTUM, ADAGRAD, LAMB, LION];
@@ -204,24 +204,42 @@ fn a_lamb_step_of_zero_weights_has_a_ratio_of_one() {
     close(&weights, &[-0.1 / 1.001, 0.0]);
 }
 
+/// The second gradient of the first weight turns its direction under β1 and would not under β2.
 #[test]
 fn lion_steps_by_the_sign_alone() {
     let plan = plan(LION, 3);
     let mut state = plan.state();
     let mut weights = [1.0, 1.0, 1.0];
     let (mut w, mut m) = ([1.0_f64; 3], [0.0_f64; 3]);
-    for grads in [[3.0, -1.0, 0.0], [-0.1, 20.0, 0.0], [-1.0, 0.0, 0.0]] {
+    for grads in [[3.0, -1.0, 0.0], [-0.4, 20.0, 0.0], [-1.0, 0.0, 0.0]] {
         plan.step(&mut weights, &grads, factors(0.5), &mut state).unwrap();
         for i in 0..3 {
             let g = 0.5 * grads[i];
-            let c: f64 = 0.9 * m[i] + 0.1 * g;
+            let c: f64 = 0.5 * m[i] + 0.5 * g;
             let sign = if c == 0.0 { 0.0 } else { c.signum() };
             w[i] = w[i] * (1.0 - 0.01 * 0.5) - 0.01 * sign;
-            m[i] = 0.99 * m[i] + 0.01 * g;
+            m[i] = 0.9 * m[i] + 0.1 * g;
         }
         close(&weights, &w);
     }
     close(&state.moments[0].1, &m);
+}
+
+/// No rule may swallow what is wrong, and none may spread it to other elements.
+#[test]
+fn a_gradient_that_is_no_number_shows_in_its_weight_alone() {
+    for optimizer in ALL.into_iter().filter(|&optimizer| optimizer != LAMB) {
+        for clip in [Clip::None, Clip::Value { bound: 0.5 }] {
+            let layout = Layout::new(vec![("w".to_owned(), vec![9, 1])]).unwrap();
+            let plan = UpdatePlan::new(optimizer, clip, &[], &layout).unwrap();
+            let mut weights = [1.0_f32; 9];
+            let mut grads = [0.1_f32; 9];
+            grads[4] = f32::NAN;
+            plan.step(&mut weights, &grads, factors(1.0), &mut plan.state()).unwrap();
+            let nan: Vec<_> = (0..9).filter(|&i| weights[i].is_nan()).collect();
+            assert_eq!(nan, [4], "{optimizer:?}");
+        }
+    }
 }
 
 #[test]
