@@ -11,7 +11,7 @@ use lockstep_checkpoint::{Meta, StateMut, curve_settings};
 use lockstep_collective::GroupError;
 use lockstep_ddp::{Reducer, ReducerConfig};
 use lockstep_sandbox::{Loader, LogSink};
-use lockstep_tensor::{Layout, Optimizer, OptimizerState};
+use lockstep_tensor::{Clip, Layout, Optimizer, OptimizerState, UpdatePlan};
 
 use crate::agreement;
 use crate::failure::{Failure, GuestCall};
@@ -38,7 +38,7 @@ pub(crate) struct Ready {
     /// The course of the job.
     pub(crate) schedule: Schedule,
     /// How a gradient becomes a step.
-    pub(crate) optimizer: Optimizer,
+    pub(crate) update: UpdatePlan,
     /// What it remembers.
     pub(crate) optimizer_state: OptimizerState,
     /// The process group.
@@ -71,8 +71,10 @@ pub(crate) fn prepare(
     let Opened { train, samples, eval, loss } = open_guests(config, link)?;
     let schedule = Schedule::new(samples, &spec.train);
     let optimizer = optimizer(&spec.train.optimizer);
+    let update = UpdatePlan::new(optimizer, Clip::None, &[], model.layout())
+        .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
     let mut weights = model.initial_weights(spec.train.seed);
-    let mut optimizer_state = optimizer.state(weights.len());
+    let mut optimizer_state = update.state();
     let mut next_step = 0;
     if let Some(path) = &config.resume_path {
         let state = StateMut {
@@ -95,7 +97,7 @@ pub(crate) fn prepare(
     ];
     agreement::agree(&mut reducer, &facts)?;
     let engine = Engine::new(model, loss, weights);
-    Ok(Ready { engine, train, eval, schedule, optimizer, optimizer_state, reducer, next_step })
+    Ok(Ready { engine, train, eval, schedule, update, optimizer_state, reducer, next_step })
 }
 
 /// Another thread meets the other ranks meanwhile.
@@ -206,7 +208,7 @@ fn resume(
 pub(crate) fn optimizer(spec: &OptimizerSpec) -> Optimizer {
     match *spec {
         OptimizerSpec::Sgd { lr, momentum, weight_decay } => {
-            Optimizer::Sgd { lr, momentum, weight_decay }
+            Optimizer::Sgd { lr, momentum, dampening: 0.0, nesterov: false, weight_decay }
         }
         OptimizerSpec::Adamw { lr, betas, eps, weight_decay } => {
             Optimizer::AdamW { lr, betas: (betas[0], betas[1]), eps, weight_decay }

@@ -10,7 +10,10 @@ use std::sync::Arc;
 use harness::Gang;
 use harness::jobs::{misbehaving, misbehaving_files};
 use lockstep_api::{ModelSpec, OptimizerSpec, Reduction};
-use lockstep_tensor::{Accumulate, Activation, GradBuffer, Layout, Op, Optimizer, Tape, init};
+use lockstep_tensor::{
+    Accumulate, Activation, Clip, GradBuffer, Layout, Op, Optimizer, StepFactors, Tape, UpdatePlan,
+    init,
+};
 use serde_json::json;
 
 const STEPS: u32 = 6;
@@ -57,8 +60,15 @@ fn plain_losses() -> Vec<f64> {
         let inputs = if param.name.starts_with("layers.0") { 64 } else { 32 };
         init::kaiming_uniform(7, &param.name, inputs, &mut weights[param.range.clone()]);
     }
-    let sgd = Optimizer::Sgd { lr: 0.2, momentum: 0.9, weight_decay: 1e-3 };
-    let mut state = sgd.state(layout.len());
+    let sgd = Optimizer::Sgd {
+        lr: 0.2,
+        momentum: 0.9,
+        dampening: 0.0,
+        nesterov: false,
+        weight_decay: 1e-3,
+    };
+    let plan = UpdatePlan::new(sgd, Clip::None, &[], &layout).unwrap();
+    let mut state = plan.state();
     let mut gradients = GradBuffer::new(Arc::clone(&layout));
     let mut tape = Tape::new(Arc::clone(&layout));
     let mut losses = Vec::new();
@@ -79,7 +89,8 @@ fn plain_losses() -> Vec<f64> {
         let loss = apply(Op::Neg, &[mean]);
         losses.push(f64::from(tape.values(loss).unwrap()[0]));
         tape.backward(&[(loss, &[1.0])], &weights, Accumulate::Overwrite, &mut gradients).unwrap();
-        sgd.step(&mut weights, gradients.values(), 1.0, &mut state);
+        let factors = StepFactors { lr_factor: 1.0, grad_scale: 1.0 };
+        plan.step(&mut weights, gradients.values(), factors, &mut state).unwrap();
     }
     losses
 }
