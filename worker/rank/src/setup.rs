@@ -5,7 +5,8 @@ use std::thread::{self, JoinHandle};
 
 use camino::Utf8Path;
 use lockstep_api::{
-    FailureCode, GuestSpec, LogLevel, LogSource, OptimizerSpec, Phase, RankConfig, Reduction,
+    AdamwSpec, FailureCode, FieldError, GuestSpec, LogLevel, LogSource, OptimizerSpec, Phase,
+    RankConfig, Reduction, SgdSpec,
 };
 use lockstep_checkpoint::{Meta, StateMut, curve_settings};
 use lockstep_collective::GroupError;
@@ -70,7 +71,8 @@ pub(crate) fn prepare(
     let forming = begin_forming(config, model.layout(), position)?;
     let Opened { train, samples, eval, loss } = open_guests(config, link)?;
     let schedule = Schedule::new(samples, &spec.train);
-    let optimizer = optimizer(&spec.train.optimizer);
+    let optimizer = optimizer(&spec.train.optimizer)
+        .map_err(|error| Failure::new(FailureCode::RankError, error.to_string()))?;
     let mut weights = model.initial_weights(spec.train.seed);
     let mut optimizer_state = optimizer.state(weights.len());
     let mut next_step = 0;
@@ -203,14 +205,23 @@ fn resume(
 }
 
 /// The job's optimizer in the engine's terms.
-pub(crate) fn optimizer(spec: &OptimizerSpec) -> Optimizer {
-    match *spec {
-        OptimizerSpec::Sgd { lr, momentum, weight_decay } => {
-            Optimizer::Sgd { lr, momentum, weight_decay }
+///
+/// # Errors
+/// Names the setting that the engine does not have yet.
+pub(crate) fn optimizer(spec: &OptimizerSpec) -> Result<Optimizer, FieldError> {
+    match spec {
+        OptimizerSpec::Sgd(it) if it.dampening == 0.0 && !it.nesterov => {
+            let SgdSpec { lr, momentum, weight_decay, .. } = *it;
+            Ok(Optimizer::Sgd { lr, momentum, weight_decay })
         }
-        OptimizerSpec::Adamw { lr, betas, eps, weight_decay } => {
-            Optimizer::AdamW { lr, betas: (betas[0], betas[1]), eps, weight_decay }
+        OptimizerSpec::Adamw(it) if !it.amsgrad => {
+            let AdamwSpec { lr, betas: [beta1, beta2], eps, weight_decay, .. } = *it;
+            Ok(Optimizer::AdamW { lr, betas: (beta1, beta2), eps, weight_decay })
         }
+        _ => Err(FieldError::new(
+            "train.optimizer",
+            "expected plain sgd or adamw: this engine has no other optimizer yet",
+        )),
     }
 }
 
