@@ -144,7 +144,7 @@ impl Trainer {
 
     fn update_weights(&mut self, step: u64, outcome: &StepOutcome) -> Result<(), Failure> {
         self.position.enter(Phase::Optimizer);
-        let Ready { update, optimizer_state, reducer, engine, .. } = &mut self.ready;
+        let Ready { update, learning_rate, optimizer_state, reducer, engine, .. } = &mut self.ready;
         let gradients = reducer.gradients();
         if outcome.non_finite || !outcome.loss_sum.is_finite() {
             let params = engine.model.layout().params();
@@ -161,7 +161,8 @@ impl Trainer {
             );
             return Err(Failure::new(FailureCode::NonFinite, message));
         }
-        let factors = StepFactors { lr_factor: 1.0, grad_scale: 1.0 / outcome.weight };
+        let factors =
+            StepFactors { lr_factor: learning_rate.factor(step), grad_scale: 1.0 / outcome.weight };
         update
             .step(&mut engine.weights, gradients, factors, optimizer_state)
             .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;

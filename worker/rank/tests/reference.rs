@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use harness::Gang;
 use harness::jobs::{misbehaving, misbehaving_files};
-use lockstep_api::{ModelSpec, OptimizerSpec, Reduction};
+use lockstep_api::Reduction;
 use lockstep_tensor::{
     Accumulate, Activation, Clip, GradBuffer, Layout, Op, Optimizer, StepFactors, Tape, UpdatePlan,
     init,
@@ -28,12 +28,18 @@ fn a_gang_follows_the_curve_of_one_plain_process() {
     {
         let mut spec = misbehaving(ranks, json!({}), json!({}));
         spec.ddp.reduction = reduction;
-        spec.model = ModelSpec::Mlp { inputs: 64, hidden: vec![32], classes: 10 };
+        spec.model = serde_json::from_value(
+            json!({ "arch": "mlp", "inputs": 64, "hidden": [32], "classes": 10 }),
+        )
+        .unwrap();
         spec.train.epochs = STEPS;
         spec.train.global_batch = 256;
         // Ten full grains and one of six samples.
         spec.train.micro_batch = 25;
-        spec.train.optimizer = OptimizerSpec::Sgd { lr: 0.2, momentum: 0.9, weight_decay: 1e-3 };
+        spec.train.optimizer = serde_json::from_value(
+            json!({ "name": "sgd", "lr": 0.2, "momentum": 0.9, "weight_decay": 1e-3 }),
+        )
+        .unwrap();
         let outcome = Gang::start(&spec, &misbehaving_files("misbehaving-loss"), None).finish();
         let losses = outcome.assert_success().losses();
         assert_eq!(losses.len(), expected.len());
