@@ -15,6 +15,9 @@ mod shapes;
 mod tagged;
 mod train;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};

@@ -22,10 +22,11 @@ pub struct TrainSpec {
     pub seed: u64,
     /// How a gradient becomes a step.
     pub optimizer: OptimizerSpec,
-    /// Parameters with settings of their own; of several that match a name, the first holds. Absent: with `adamw`,
-    /// parameters of fewer than two axes (biases, norms) are not decayed. `[]`: the same for every parameter.
+    /// Parameters with settings of their own; of several that match a name, the first holds. For the others, and for
+    /// groups without a `weight_decay`: with `adamw`, `lamb` and `lion` parameters of fewer than two axes (biases,
+    /// norms) are not decayed.
     #[serde(default)]
-    pub groups: Option<Vec<GroupSpec>>,
+    pub groups: Vec<GroupSpec>,
     /// The course of the learning rate.
     #[serde(default)]
     pub schedule: ScheduleSpec,
@@ -66,7 +67,7 @@ impl TrainSpec {
             max_steps: None,
             seed: 0,
             optimizer,
-            groups: None,
+            groups: Vec::new(),
             schedule: ScheduleSpec::default(),
             clip_norm: None,
             clip_value: None,
@@ -77,86 +78,23 @@ impl TrainSpec {
             threads: 1,
         }
     }
-
-    /// What holds for the parameter `name` of so many axes.
-    pub fn param_settings(&self, name: &str, axes: usize) -> ParamSettings {
-        let decay = self.optimizer.weight_decay();
-        let plain = ParamSettings { lr_scale: 1.0, weight_decay: decay, is_frozen: false };
-        match &self.groups {
-            Some(groups) => {
-                groups.iter().find(|group| group.matches(name)).map_or(plain, |group| {
-                    let GroupSpec { r#match: _, lr_scale, weight_decay, frozen } = group;
-                    let weight_decay = weight_decay.unwrap_or(decay);
-                    ParamSettings { lr_scale: *lr_scale, weight_decay, is_frozen: *frozen }
-                })
-            }
-            None if axes < 2 && matches!(self.optimizer, OptimizerSpec::Adamw(_)) => {
-                ParamSettings { weight_decay: 0.0, ..plain }
-            }
-            None => plain,
-        }
-    }
-}
-
-/// Settings of one parameter.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ParamSettings {
-    /// Multiplies the learning rate.
-    pub lr_scale: f64,
-    /// In place of the optimizer's.
-    pub weight_decay: f64,
-    /// Whether the parameter stays as it is.
-    pub is_frozen: bool,
 }
 
 /// Parameters by name, and what is different for them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GroupSpec {
-    /// Pattern of names in the state dict: `*` stands for any characters, dots included, `?` for one.
+    /// Pattern of names in the state dict: `*` stands for any characters, dots included, and for none.
     pub r#match: String,
     /// Multiplies the learning rate.
     #[serde(default = "one_point")]
     pub lr_scale: f64,
-    /// In place of the optimizer's. Absent: the optimizer's.
+    /// In place of the optimizer's. Absent: as if in no group.
     #[serde(default)]
     pub weight_decay: Option<f64>,
     /// Whether these parameters stay as they are.
     #[serde(default)]
     pub frozen: bool,
-}
-
-impl GroupSpec {
-    /// Whether `name` is meant.
-    pub fn matches(&self, name: &str) -> bool {
-        is_match(self.r#match.as_bytes(), name.as_bytes())
-    }
-}
-
-/// Greedy with one place to come back to: the last `*` takes one more byte whenever the rest does not fit.
-fn is_match(pattern: &[u8], name: &[u8]) -> bool {
-    let (mut at, mut seen) = (0, 0);
-    let mut star = None;
-    while seen < name.len() {
-        match pattern.get(at) {
-            Some(b'*') => {
-                star = Some((at + 1, seen));
-                at += 1;
-            }
-            Some(&wanted) if wanted == b'?' || wanted == name[seen] => {
-                at += 1;
-                seen += 1;
-            }
-            _ => match star {
-                Some((after, from)) => {
-                    star = Some((after, from + 1));
-                    (at, seen) = (after, from + 1);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[at..].iter().all(|&byte| byte == b'*')
 }
 
 fn one_point() -> f64 {

@@ -98,7 +98,7 @@ impl Check {
     }
 
     fn groups(&mut self, train: &TrainSpec) {
-        let groups = train.groups.as_deref().unwrap_or_default();
+        let groups = &train.groups;
         self.that(groups.len() <= MAX_GROUPS, "train.groups", || {
             format!("expected at most {MAX_GROUPS} groups, got {}", groups.len())
         });
