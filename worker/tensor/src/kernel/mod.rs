@@ -1,9 +1,11 @@
 //! Loops that several operations share. Orders of summation are fixed here.
 
 mod gemm;
+mod rows;
 mod threads;
 
 pub(crate) use gemm::{Matrix, product};
+pub(crate) use rows::{Sums, max, sum_columns, sums};
 pub use threads::Threads;
 
 use crate::real::Real;
