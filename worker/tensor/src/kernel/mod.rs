@@ -8,6 +8,8 @@ mod threads;
 pub(crate) use gemm::{Bias, Element, Epilogue, Matrix, MatrixMut, Product, Scratch, product};
 pub(crate) use isa::{Kernel, vectorized};
 pub use threads::{Threads, ThreadsError};
+mod rows;
+pub(crate) use rows::{Sums, max, sum_columns, sums};
 
 use crate::real::Real;
 
