@@ -44,6 +44,8 @@ pub trait Real:
     fn exp(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
+    /// Natural logarithm of 1 + itself, for 0 ≤ itself ≤ 1.
+    fn ln_1p_unit(self) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
     /// Hyperbolic tangent.
@@ -78,6 +80,10 @@ impl Real for f32 {
     }
 
     #[inline(always)]
+    fn ln_1p_unit(self) -> Self {
+        special::ln_1p_unit_f32(self)
+    }
+
     fn sqrt(self) -> Self {
         Self::sqrt(self)
     }
@@ -116,6 +122,10 @@ impl Real for f64 {
     #[inline(always)]
     fn ln(self) -> Self {
         Self::ln(self)
+    }
+
+    fn ln_1p_unit(self) -> Self {
+        self.ln_1p()
     }
 
     #[inline(always)]

@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use lockstep_tensor::{Accumulate, Activation, GradBuffer, Layout, Op, Tape, Value, init::Stream};
+use lockstep_tensor::{
+    Accumulate, Activation, BatchNorm, Conv2d, CrossEntropy, Dropout, GradBuffer, LayerNorm,
+    Layout, Op, RmsNorm, Tape, Value, init::Stream,
+};
 
 /// Error of a central difference with this step: about h² plus 1e-16 / h.
 const STEP: f64 = 1e-5;
@@ -66,6 +69,18 @@ fn cases() -> Vec<Case> {
         case(Op::Mean, &[&[3, 7]]),
         case(Op::Reshape([3, 4].into_iter().collect()), &[&[2, 6]]),
     ];
+    let plain = Conv2d::default();
+    for (settings, x, w) in [
+        (plain, [2, 3, 5, 4], [4, 3, 3, 2]),
+        (Conv2d { padding: [1, 2], relu: true, ..plain }, [1, 2, 4, 4], [3, 2, 3, 3]),
+        (Conv2d { stride: [2, 3], padding: [1, 1], ..plain }, [2, 2, 6, 7], [2, 2, 3, 3]),
+        (Conv2d { dilation: [2, 1], ..plain }, [1, 2, 7, 3], [2, 2, 3, 2]),
+        (Conv2d { groups: 2, padding: [1, 1], ..plain }, [2, 4, 3, 3], [6, 2, 3, 3]),
+        (Conv2d { stride: [2, 2], ..plain }, [2, 3, 5, 5], [4, 3, 1, 1]),
+    ] {
+        cases.push(case(Op::Conv2d(settings), &[&x, &w, &[w[0]]]));
+        cases.push(case(Op::Conv2d(settings), &[&x, &w]));
+    }
     for activation in [Activation::Relu, Activation::Gelu, Activation::GeluTanh] {
         cases.push(case(Op::Linear(activation), &[&[4, 3], &[5, 3], &[5]]));
         cases.push(case(Op::Linear(activation), &[&[20, 33], &[17, 33]]));
@@ -86,6 +101,64 @@ fn cases() -> Vec<Case> {
         cases.extend(shapes.map(|(a, b)| case(op.clone(), &[a, b])));
         cases.push(Case { args: vec![Param(0), Param(0)], ..case(op, &[&[2, 3]]) });
     }
+    cases.extend(norms());
+    cases.extend(losses());
+    cases
+}
+
+fn norms() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for relu in [false, true] {
+        let batch = Op::BatchNorm(BatchNorm { eps: 1e-3, relu });
+        let given = Op::BatchNormInference(BatchNorm { eps: 1e-3, relu });
+        let shapes: [&[usize]; 4] = [&[3, 2, 2, 3], &[5, 3], &[4, 2, 19], &[2, 1, 1030]];
+        for x in shapes {
+            let c = &x[1..2];
+            cases.push(case(batch.clone(), &[x, c, c]));
+            cases.push(case(batch.clone(), &[x, c, c, x]));
+            for inputs in [vec![x, c, c, c, c], vec![x, c, c, c, c, x]] {
+                cases.push(Case { positive: true, ..case(given.clone(), &inputs) });
+            }
+        }
+        let args = vec![Param(0), Param(1), Param(1), Param(0)];
+        cases.push(Case { args, ..case(batch, &[&[4, 2, 3], &[2]]) });
+    }
+    for x in [&[4, 5], &[1, 33], &[70, 3]] as [&[usize]; 3] {
+        let d = &x[1..];
+        cases.push(case(Op::LayerNorm(LayerNorm { eps: 1e-3 }), &[x, d, d]));
+        cases.push(case(Op::RmsNorm(RmsNorm { eps: 1e-3 }), &[x, d]));
+    }
+    cases.push(case(Op::LayerNorm(LayerNorm { eps: 1e-3 }), &[&[2, 3, 4], &[4], &[4]]));
+    cases.push(case(Op::LayerNorm(LayerNorm { eps: 1e-3 }), &[&[5], &[5], &[5]]));
+    cases.push(case(Op::RmsNorm(RmsNorm { eps: 1e-3 }), &[&[2, 3, 70], &[70]]));
+    cases
+}
+
+fn losses() -> Vec<Case> {
+    let with_index = |op, index: &[i64], shape: &[usize]| Case {
+        args: vec![Param(0), Index],
+        index: index.to_vec(),
+        ..case(op, &[shape])
+    };
+    let mut cases = vec![
+        case(Op::Softmax, &[&[4, 5]]),
+        case(Op::Softmax, &[&[2, 3, 20]]),
+        case(Op::Softmax, &[&[6]]),
+        with_index(Op::Embedding, &[2, 0, 2, 2, 1], &[4, 3]),
+        case(Op::Dropout(Dropout { p: 0.4, seed: 3 }), &[&[5, 15]]),
+    ];
+    for label_smoothing in [0.0, 0.3] {
+        for ignore_index in [None, Some(2)] {
+            let op = Op::CrossEntropy(CrossEntropy { label_smoothing, ignore_index });
+            cases.push(with_index(op.clone(), &[2, 0, 1, 2], &[4, 3]));
+            cases.push(with_index(op, &[39, 2], &[2, 40]));
+        }
+    }
+    for op in [Op::MseLoss, Op::BceWithLogits] {
+        cases.push(case(op.clone(), &[&[3, 7], &[3, 7]]));
+        cases.push(Case { args: vec![Param(0), Param(0)], ..case(op, &[&[3, 2]]) });
+    }
+    cases.push(Case { positive: true, ..case(Op::KlDiv, &[&[3, 7], &[3, 7]]) });
     cases
 }
 

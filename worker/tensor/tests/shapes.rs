@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use lockstep_tensor::{Activation, DType, Dims, Meta, Op, OpError};
+use lockstep_tensor::{
+    Activation, BatchNorm, CrossEntropy, DType, Dims, Dropout, LayerNorm, Meta, Op, OpError,
+    RmsNorm,
+};
 
 fn f(shape: &[usize]) -> Meta {
     Meta::f32(shape)
@@ -16,9 +19,93 @@ fn infer(op: &Op, inputs: &[Meta]) -> Result<Meta, OpError> {
     op.infer(&inputs.iter().collect::<Vec<_>>())
 }
 
+const NORM: BatchNorm = BatchNorm { eps: 1e-5, relu: false };
+const LAYER: LayerNorm = LayerNorm { eps: 1e-5 };
+const RMS: RmsNorm = RmsNorm { eps: 1e-5 };
+const ENTROPY: CrossEntropy = CrossEntropy { label_smoothing: 0.1, ignore_index: None };
+
+fn good_norms_and_losses() -> Vec<(Op, Vec<Meta>, Meta)> {
+    let (x, c) = (f(&[2, 3, 4, 4]), f(&[3]));
+    let channels = |count: usize| vec![c.clone(); count];
+    let with = |before: &Meta, middle: Vec<Meta>| [vec![before.clone()], middle].concat();
+    let half = Dropout { p: 0.5, seed: 0 };
+    vec![
+        (Op::Softmax, vec![f(&[2, 3])], f(&[2, 3])),
+        (Op::BatchNorm(NORM), with(&x, channels(2)), x.clone()),
+        (Op::BatchNorm(NORM), [with(&x, channels(2)), vec![x.clone()]].concat(), x.clone()),
+        (Op::BatchNorm(NORM), with(&f(&[2, 3]), channels(2)), f(&[2, 3])),
+        (Op::BatchNorm(NORM), vec![f(&[2, 0]), f(&[0]), f(&[0])], f(&[2, 0])),
+        (Op::BatchNormInference(NORM), with(&x, channels(4)), x.clone()),
+        (Op::BatchNormInference(NORM), with(&f(&[0, 3]), channels(4)), f(&[0, 3])),
+        (Op::LayerNorm(LAYER), vec![f(&[2, 4, 3]), f(&[3]), f(&[3])], f(&[2, 4, 3])),
+        (Op::LayerNorm(LAYER), vec![f(&[0, 3]), f(&[3]), f(&[3])], f(&[0, 3])),
+        (Op::RmsNorm(RMS), vec![f(&[3]), f(&[3])], f(&[3])),
+        (Op::CrossEntropy(ENTROPY), vec![f(&[2, 3]), i(&[2])], f(&[2])),
+        (Op::CrossEntropy(ENTROPY), vec![f(&[0, 3]), i(&[0])], f(&[0])),
+        (Op::MseLoss, vec![f(&[2, 3]), f(&[2, 3])], f(&[2, 3])),
+        (Op::BceWithLogits, vec![f(&[]), f(&[])], f(&[])),
+        (Op::KlDiv, vec![f(&[2]), f(&[2])], f(&[2])),
+        (Op::Embedding, vec![f(&[9, 3]), i(&[2, 4])], f(&[2, 4, 3])),
+        (Op::Embedding, vec![f(&[9, 3]), i(&[])], f(&[3])),
+        (Op::Dropout(half), vec![f(&[2, 3])], f(&[2, 3])),
+    ]
+}
+
+fn bad_norms_and_losses() -> Vec<(Op, Vec<Meta>)> {
+    let (x, c) = (f(&[2, 3, 4]), f(&[3]));
+    let (relu, nan) = (false, f64::NAN);
+    vec![
+        (Op::Softmax, vec![f(&[2, 0])]),
+        (Op::Softmax, vec![i(&[2])]),
+        (Op::BatchNorm(NORM), vec![f(&[3]), c.clone(), c.clone()]),
+        (Op::BatchNorm(NORM), vec![x.clone(), f(&[4]), c.clone()]),
+        (Op::BatchNorm(NORM), vec![x.clone(), c.clone(), f(&[1, 3])]),
+        (Op::BatchNorm(NORM), vec![x.clone(), c.clone(), c.clone(), f(&[2, 3])]),
+        (Op::BatchNorm(NORM), vec![f(&[1, 3]), c.clone(), c.clone()]),
+        (Op::BatchNorm(NORM), vec![f(&[2, 3, 0]), c.clone(), c.clone()]),
+        (Op::BatchNorm(BatchNorm { eps: -1.0, relu }), vec![x.clone(), c.clone(), c.clone()]),
+        (
+            Op::BatchNormInference(BatchNorm { eps: nan, relu }),
+            [vec![x.clone()], vec![c.clone(); 4]].concat(),
+        ),
+        (Op::BatchNormInference(NORM), vec![x.clone(), c.clone(), c.clone(), c.clone(), f(&[2])]),
+        (Op::BatchNormInference(NORM), [vec![x.clone()], vec![c.clone(); 5]].concat()),
+        (Op::LayerNorm(LAYER), vec![f(&[]), f(&[]), f(&[])]),
+        (Op::LayerNorm(LAYER), vec![f(&[2, 0]), f(&[0]), f(&[0])]),
+        (Op::LayerNorm(LAYER), vec![f(&[2, 3]), f(&[2]), f(&[3])]),
+        (Op::LayerNorm(LAYER), vec![f(&[2, 3]), f(&[3]), f(&[2, 3])]),
+        (Op::LayerNorm(LayerNorm { eps: nan }), vec![f(&[2, 3]), f(&[3]), f(&[3])]),
+        (Op::RmsNorm(RMS), vec![f(&[2, 3]), f(&[2])]),
+        (Op::RmsNorm(RmsNorm { eps: -1e-9 }), vec![f(&[2, 3]), f(&[3])]),
+        (Op::CrossEntropy(ENTROPY), vec![f(&[2, 3]), f(&[2])]),
+        (Op::CrossEntropy(ENTROPY), vec![i(&[2, 3]), i(&[2])]),
+        (Op::CrossEntropy(ENTROPY), vec![f(&[2, 3]), i(&[3])]),
+        (Op::CrossEntropy(ENTROPY), vec![f(&[2, 3, 4]), i(&[2])]),
+        (Op::CrossEntropy(ENTROPY), vec![f(&[2, 0]), i(&[2])]),
+        (
+            Op::CrossEntropy(CrossEntropy { label_smoothing: 1.1, ..ENTROPY }),
+            vec![f(&[2, 3]), i(&[2])],
+        ),
+        (
+            Op::CrossEntropy(CrossEntropy { label_smoothing: nan, ..ENTROPY }),
+            vec![f(&[2, 3]), i(&[2])],
+        ),
+        (Op::MseLoss, vec![f(&[2, 3]), f(&[3])]),
+        (Op::BceWithLogits, vec![f(&[2]), i(&[2])]),
+        (Op::KlDiv, vec![f(&[2]), f(&[])]),
+        (Op::Embedding, vec![f(&[9]), i(&[2])]),
+        (Op::Embedding, vec![f(&[9, 3]), f(&[2])]),
+        (Op::Embedding, vec![i(&[9, 3]), i(&[2])]),
+        (Op::Embedding, vec![f(&[1, 1 << 30]), i(&[1 << 30])]),
+        (Op::Dropout(Dropout { p: 1.5, seed: 0 }), vec![f(&[2])]),
+        (Op::Dropout(Dropout { p: nan, seed: 0 }), vec![f(&[2])]),
+        (Op::Dropout(Dropout { p: 0.5, seed: 0 }), vec![i(&[2])]),
+    ]
+}
+
 #[test]
 fn shapes_that_fit_give_the_documented_result() {
-    let good = [
+    let mut good = vec![
         (Op::Linear(Activation::None), vec![f(&[8, 20]), f(&[32, 20]), f(&[32])], f(&[8, 32])),
         (Op::Linear(Activation::None), vec![f(&[2, 4, 20]), f(&[32, 20])], f(&[2, 4, 32])),
         (Op::MatMul, vec![f(&[2, 3]), f(&[3, 4])], f(&[2, 4])),
@@ -43,6 +130,7 @@ fn shapes_that_fit_give_the_documented_result() {
         (Op::Reshape([3, 2].into_iter().collect()), vec![f(&[2, 3])], f(&[3, 2])),
         (Op::Reshape(Dims::new()), vec![f(&[1, 1])], f(&[])),
     ];
+    good.extend(good_norms_and_losses());
     let names: BTreeSet<_> = good.iter().map(|(op, ..)| op.name()).collect();
     assert_eq!(names, Op::NAMES.iter().copied().collect());
     for (op, inputs, expected) in good {
@@ -52,7 +140,7 @@ fn shapes_that_fit_give_the_documented_result() {
 
 #[test]
 fn every_refusal_names_the_operation_and_the_shapes() {
-    let bad = [
+    let mut bad = vec![
         (Op::Linear(Activation::None), vec![f(&[8, 20]), f(&[32, 21]), f(&[32])]),
         (Op::Linear(Activation::None), vec![f(&[8, 20]), f(&[32, 20]), f(&[31])]),
         (Op::Linear(Activation::None), vec![f(&[20]), f(&[32, 20]), f(&[32])]),
@@ -85,6 +173,7 @@ fn every_refusal_names_the_operation_and_the_shapes() {
         (Op::Reshape([usize::MAX, 2].into_iter().collect()), vec![f(&[2, 3])]),
         (Op::MatMul, vec![f(&[1 << 30, 1]), f(&[1, 1 << 30])]),
     ];
+    bad.extend(bad_norms_and_losses());
     let names: BTreeSet<_> = bad.iter().map(|(op, _)| op.name()).chain(["detach"]).collect();
     assert_eq!(names, Op::NAMES.iter().copied().collect(), "detach alone takes anything");
     for (op, inputs) in bad {

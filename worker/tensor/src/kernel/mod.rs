@@ -1,5 +1,6 @@
 //! Loops that several operations share. Orders of summation are fixed here.
 
+pub(crate) mod conv;
 pub(crate) mod gemm;
 pub(crate) mod isa;
 mod threads;
@@ -7,6 +8,8 @@ mod threads;
 pub(crate) use gemm::{Bias, Element, Epilogue, Matrix, MatrixMut, Product, Scratch, product};
 pub(crate) use isa::{Kernel, vectorized};
 pub use threads::{Threads, ThreadsError};
+mod rows;
+pub(crate) use rows::{Sums, max, sum_columns, sums};
 
 use crate::real::Real;
 

@@ -4,12 +4,19 @@
 //! data), forward (into memory of the inferred shape) and the gradient of each input. [`ops!`] lists them
 //! all; an operation whose gradient is missing does not compile.
 
+mod batch_norm;
 mod broadcast;
 mod compare;
+mod conv;
+mod dropout;
+mod embedding;
 mod linear;
+mod loss;
+pub mod norm;
 mod operation;
 mod reduce;
 mod rows;
+mod softmax;
 mod unary;
 mod view;
 
@@ -17,7 +24,12 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
+pub use batch_norm::BatchNorm;
+pub use conv::Conv2d;
+pub use dropout::Dropout;
 pub use linear::Activation;
+pub use loss::CrossEntropy;
+pub use norm::{LayerNorm, RmsNorm};
 pub(crate) use operation::{Call, Chain, Destination, Forward, Operand, Operation, Target};
 
 use crate::{
@@ -129,6 +141,9 @@ ops! {
     Linear(activation: Activation) = "linear" by linear::Linear(*activation, linear::Weights::OutIn),
     /// `x[.., i]`, `w[i, o]` and, if given, `b[o]` to `act(x w + b)` of `[.., o]`.
     Affine(activation: Activation) = "affine" by linear::Linear(*activation, linear::Weights::InOut),
+    /// `x[n, c, h, w]`, `w[o, c / groups, kh, kw]` and, if given, `b[o]` to `[n, o, h', w']`, the cross-correlation,
+    /// `h' = ⌊(h + 2 padding - dilation (kh - 1) - 1) / stride⌋ + 1`.
+    Conv2d(settings: Conv2d) = "conv2d" by settings,
     /// `a[n, k]`, `b[k, m]` to `[n, m]`.
     MatMul = "matmul" by linear::MatMul,
     /// `a + b`, broadcasting.
@@ -150,7 +165,35 @@ ops! {
     /// `max(x, 0)`; its derivative at 0 is 0. NaN stays NaN.
     Relu = "relu" by unary::Relu,
     /// Logarithm of the softmax over the last axis.
-    LogSoftmax = "log_softmax" by rows::LogSoftmax,
+    LogSoftmax = "log_softmax" by softmax::LogSoftmax,
+    /// e to the power of `x`, divided by the sum of these over the last axis.
+    Softmax = "softmax" by softmax::Softmax,
+    /// `x[n, c, ..]`, `weight[c]`, `bias[c]` and, if given, a residual of x's shape to that shape: x without
+    /// mean and with variance 1 over all axes but the second, times weight, plus bias and residual.
+    ///
+    /// Keeps the mean, the inverse deviation and the biased variance of each channel, in that order.
+    BatchNorm(settings: BatchNorm) = "batch_norm" by *settings,
+    /// The same with a given `mean[c]` and `variance[c]`, which lie before the residual.
+    BatchNormInference(settings: BatchNorm) = "batch_norm_inference" by batch_norm::Inference(*settings),
+    /// `x[.., d]`, `weight[d]`, `bias[d]`: x without mean and with variance 1 over the last axis, times
+    /// weight, plus bias.
+    LayerNorm(settings: LayerNorm) = "layer_norm" by *settings,
+    /// `x[.., d]`, `weight[d]`: x divided by the root of its mean square over the last axis, times weight.
+    RmsNorm(settings: RmsNorm) = "rms_norm" by *settings,
+    /// `x[n, c]`, i64 `target[n]` to `[n]`: what the softmax of each row says of its target, as a negative
+    /// logarithm.
+    CrossEntropy(settings: CrossEntropy) = "cross_entropy" by *settings,
+    /// `(x - target)²`, of one shape.
+    MseLoss = "mse_loss" by loss::ElementLoss(loss::Squared),
+    /// Binary cross-entropy of the sigmoid of `x` and of `target`, of one shape.
+    BceWithLogits = "bce_with_logits" by loss::ElementLoss(loss::BceWithLogits),
+    /// `target · (ln target - x)`, of one shape, x being the logarithm of a probability; 0 where the target
+    /// is 0. Its sum over a distribution is the divergence.
+    KlDiv = "kl_div" by loss::ElementLoss(loss::KlDiv),
+    /// `table[v, d]`, i64 `ids[..]` to `[.., d]`: rows of the table.
+    Embedding = "embedding" by embedding::Embedding,
+    /// `x` with elements dropped at random, the others scaled up.
+    Dropout(settings: Dropout) = "dropout" by *settings,
     /// `x[n, c]`, `index[n]` to `[n]`: `x[row, index[row]]`.
     Gather = "gather" by rows::Gather,
     /// Sum of all elements, a scalar.

@@ -1,58 +1,14 @@
-//! Along the last axis: log-softmax and gather.
+//! Along the last axis: gather.
 
 use std::ops::RangeInclusive;
 
 use super::{Call, Chain, Forward, Operation, Target};
 use crate::{
     error::OpError,
-    kernel::{Write, sum},
+    kernel::Write,
     meta::{DType, Meta},
     real::Real,
 };
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct LogSoftmax;
-
-impl Operation for LogSoftmax {
-    fn arity(&self) -> RangeInclusive<usize> {
-        1..=1
-    }
-
-    fn infer(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
-        let dtype = call.floats()?;
-        let x = call.inputs[0];
-        call.require(x.last().is_some_and(|c| 0 < c), "the last axis must have an element")?;
-        out.set(dtype, &x.shape);
-        Ok(())
-    }
-
-    /// `y = x - m - ln Σ e^(x - m)` with m the row's maximum. A row with NaN becomes NaN.
-    fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
-        let x = &cx.inputs[0];
-        let classes = x.meta.last().unwrap_or(1);
-        for (x, y) in x.floats.chunks_exact(classes).zip(cx.out.floats.chunks_exact_mut(classes)) {
-            let max = x.iter().fold(x[0], |max, &x| if max < x { x } else { max });
-            for (y, &x) in y.iter_mut().zip(x) {
-                *y = (x - max).exp();
-            }
-            let log = sum(classes, |i| y[i]).ln();
-            for (y, &x) in y.iter_mut().zip(x) {
-                *y = (x - max) - log;
-            }
-        }
-        Ok(())
-    }
-
-    /// `dx = g - e^y Σ g`.
-    fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
-        let classes = chain.inputs[0].meta.last().unwrap_or(1);
-        let rows = chain.output.chunks_exact(classes).zip(chain.grad.chunks_exact(classes));
-        for (dst, (y, g)) in to.dst.chunks_exact_mut(classes).zip(rows) {
-            let total = sum(classes, |i| g[i]);
-            Target { dst, mode: to.mode }.write(|i| g[i] - y[i].exp() * total);
-        }
-    }
-}
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Gather;

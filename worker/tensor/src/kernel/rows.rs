@@ -1,0 +1,219 @@
+//! Sums and maxima of rows and columns, in lanes that become vector code.
+
+use super::{Write, write, zip};
+use crate::real::Real;
+
+const LANES: usize = 16;
+
+/// Elements that are added up in their own kind before the sum goes on in `f64`.
+const BLOCK: usize = 64 * LANES;
+
+/// `N` sums over runs of elements.
+///
+/// # Determinism
+/// Element i of a run goes to lane i mod 16. After the first piece that brings a block to 1024 elements,
+/// pieces being runs cut after every 1024 elements, the lanes are added in pairs to the total, in `f64`.
+/// The order depends on the lengths of the runs alone.
+#[derive(Debug)]
+pub(crate) struct Sums<T, const N: usize> {
+    lanes: [[T; LANES]; N],
+    /// Elements in the lanes.
+    filled: usize,
+    totals: [f64; N],
+}
+
+impl<T: Real, const N: usize> Sums<T, N> {
+    pub(crate) fn new() -> Self {
+        Self { lanes: [[T::ZERO; LANES]; N], filled: 0, totals: [0.0; N] }
+    }
+
+    /// Adds `value` of the elements of several slices at the same place.
+    ///
+    /// # Panics
+    /// If a slice is shorter than the first.
+    #[inline(always)]
+    pub(crate) fn add<const M: usize>(
+        &mut self,
+        from: [&[T]; M],
+        value: impl Fn([T; M]) -> [T; N],
+    ) {
+        let len = from[0].len();
+        for start in (0..len).step_by(BLOCK) {
+            let end = len.min(start + BLOCK);
+            add_up(&mut self.lanes, from.map(|slice| &slice[start..end]), &value);
+            self.filled += end - start;
+            if BLOCK <= self.filled {
+                self.flush();
+            }
+        }
+    }
+
+    pub(crate) fn totals(mut self) -> [f64; N] {
+        self.flush();
+        self.totals
+    }
+
+    fn flush(&mut self) {
+        for (total, lanes) in self.totals.iter_mut().zip(&mut self.lanes) {
+            let mut wide = lanes.map(Real::to_f64);
+            for half in [8, 4, 2, 1] {
+                for lane in 0..half {
+                    wide[lane] += wide[lane + half];
+                }
+            }
+            *total += wide[0];
+            *lanes = [T::ZERO; LANES];
+        }
+        self.filled = 0;
+    }
+}
+
+#[inline(always)]
+fn add_up<T: Real, const M: usize, const N: usize>(
+    sums: &mut [[T; LANES]; N],
+    from: [&[T]; M],
+    value: &impl Fn([T; M]) -> [T; N],
+) {
+    // A copy that stays in registers.
+    let mut lanes = *sums;
+    let parts = from.map(<[T]>::as_chunks::<LANES>);
+    let whole = parts.map(|(whole, _)| &whole[..parts[0].0.len()]);
+    for place in 0..whole[0].len() {
+        let at = whole.map(|chunks| &chunks[place]);
+        for lane in 0..LANES {
+            let values = value(at.map(|chunk| chunk[lane]));
+            for (lanes, value) in lanes.iter_mut().zip(values) {
+                lanes[lane] += value;
+            }
+        }
+    }
+    let rest = parts.map(|(_, rest)| &rest[..parts[0].1.len()]);
+    for lane in 0..rest[0].len() {
+        let values = value(rest.map(|slice| slice[lane]));
+        for (lanes, value) in lanes.iter_mut().zip(values) {
+            lanes[lane] += value;
+        }
+    }
+    *sums = lanes;
+}
+
+/// [`Sums`] of one run.
+#[inline(always)]
+pub(crate) fn sums<T: Real, const M: usize, const N: usize>(
+    from: [&[T]; M],
+    value: impl Fn([T; M]) -> [T; N],
+) -> [f64; N] {
+    let mut sums = Sums::new();
+    sums.add(from, value);
+    sums.totals()
+}
+
+/// The greatest element. Where one is NaN, that or another; 0 of nothing.
+#[inline(always)]
+pub(crate) fn max<T: Real>(row: &[T]) -> T {
+    let greater = |a: T, b: T| if a < b { b } else { a };
+    let mut lanes = [row.first().copied().unwrap_or(T::ZERO); LANES];
+    let (whole, rest) = row.as_chunks::<LANES>();
+    for chunk in whole {
+        for lane in 0..LANES {
+            lanes[lane] = greater(lanes[lane], chunk[lane]);
+        }
+    }
+    let max = rest.iter().fold(lanes[0], |max, &x| greater(max, x));
+    lanes.into_iter().fold(max, greater)
+}
+
+/// Sums over the rows of a matrix as wide as `dst`, whose elements are `value(row)` of those of several
+/// matrices at the same place.
+///
+/// # Determinism
+/// 64 rows at a time are added from the first to the last, and these sums likewise, in `f64`.
+///
+/// # Panics
+/// If one of the matrices is shorter than the first.
+#[inline(always)]
+pub(crate) fn sum_columns<T: Real, const M: usize, F: Fn([T; M]) -> T>(
+    dst: &mut [T],
+    mode: Write,
+    from: [&[T]; M],
+    value: impl Fn(usize) -> F,
+) {
+    /// Columns whose sums stay in the nearest cache.
+    const WIDTH: usize = 64;
+    const ROWS: usize = 64;
+    let columns = dst.len();
+    let rows = from[0].len().checked_div(columns).unwrap_or(0);
+    for (tile, dst) in dst.chunks_mut(WIDTH).enumerate() {
+        let mut totals = [0.0_f64; WIDTH];
+        for first in (0..rows).step_by(ROWS) {
+            let mut block = [T::ZERO; WIDTH];
+            let block = &mut block[..dst.len()];
+            for row in first..rows.min(first + ROWS) {
+                let start = row * columns + tile * WIDTH;
+                zip(block, Write::Add, from.map(|slice| &slice[start..]), value(row));
+            }
+            for (total, sum) in totals.iter_mut().zip(block) {
+                *total += sum.to_f64();
+            }
+        }
+        write(dst, mode, |column| T::from_f64(totals[column]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_take_every_element_of_every_run_once() {
+        for len in (0..70).chain([1023, 1024, 1025, 5000]) {
+            let x: Vec<_> = (0..len).map(|i| (i % 97) as f32).collect();
+            let exact = x.iter().map(|&x| f64::from(x)).sum::<f64>();
+            let squares = x.iter().map(|&x| f64::from(x * x)).sum::<f64>();
+            assert_eq!(sums([&x, &x], |[a, b]| [a, a * b]), [exact, squares]);
+            let mut runs = Sums::new();
+            for run in x.chunks(7) {
+                runs.add([run], |[x]| [x]);
+            }
+            assert_eq!(runs.totals(), [exact]);
+        }
+    }
+
+    #[test]
+    fn long_sums_do_not_drift() {
+        let x = vec![0.1_f32; 1 << 20];
+        let [sum] = sums([&x], |[x]| [x]);
+        let exact = f64::from(0.1_f32) * x.len() as f64;
+        assert!((sum / exact - 1.0).abs() < 1e-6, "{sum} {exact}");
+        let mut dst = [0.0_f32; 1];
+        sum_columns(&mut dst, Write::Set, [&x], |_| |[x]| x);
+        assert!((f64::from(dst[0]) / exact - 1.0).abs() < 1e-6, "{dst:?} {exact}");
+    }
+
+    #[test]
+    fn the_greatest_is_found_at_every_place() {
+        for len in 1..40 {
+            for place in 0..len {
+                let mut row = vec![-2.0_f32; len];
+                row[place] = -1.0;
+                assert_eq!(max(&row), -1.0, "{place} of {len}");
+            }
+        }
+        assert_eq!(max::<f32>(&[]), 0.0);
+    }
+
+    #[test]
+    fn columns_are_added_up_or_overwritten() {
+        for (rows, columns) in [(0, 3), (1, 1), (3, 5), (130, 64), (65, 150)] {
+            let x: Vec<_> = (0..rows * columns).map(|i| (i % 89) as f64).collect();
+            let sum = |column| (0..rows).map(|row| row as f64 * x[row * columns + column]).sum();
+            let expected: Vec<f64> = (0..columns).map(sum).collect();
+            let mut dst = vec![f64::NAN; columns];
+            sum_columns(&mut dst, Write::Set, [&x], |row| move |[x]| row as f64 * x);
+            assert_eq!(dst, expected);
+            sum_columns(&mut dst, Write::Add, [&x], |row| move |[x]| -(row as f64) * x);
+            assert_eq!(dst, vec![0.0; columns]);
+        }
+        sum_columns::<f64, 1, _>(&mut [], Write::Set, [&[]], |_| |[x]| x);
+    }
+}

@@ -1,0 +1,94 @@
+//! Softmax and its logarithm, over the last axis.
+
+use std::ops::RangeInclusive;
+
+use super::{Call, Chain, Forward, Operation, Target};
+use crate::{
+    error::OpError,
+    kernel::{Write, map, max, sums, zip},
+    meta::Meta,
+    real::Real,
+};
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Softmax;
+
+impl Operation for Softmax {
+    fn arity(&self) -> RangeInclusive<usize> {
+        1..=1
+    }
+
+    fn infer(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
+        infer(call, out)
+    }
+
+    /// `y = e^(x - m) / Σ e^(x - m)` with m the row's maximum. A row with NaN becomes NaN.
+    fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
+        let classes = cx.inputs[0].meta.last().unwrap_or(1);
+        let x = cx.inputs[0].floats;
+        for (x, y) in x.chunks_exact(classes).zip(cx.out.floats.chunks_exact_mut(classes)) {
+            let max = max(x);
+            map(y, x, |x| (x - max).exp());
+            let [sum] = sums([&*y], |[y]| [y]);
+            let factor = T::from_f64(1.0 / sum);
+            y.iter_mut().for_each(|y| *y = *y * factor);
+        }
+        Ok(())
+    }
+
+    /// `dx = y (g - Σ g y)`.
+    fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
+        let classes = chain.inputs[0].meta.last().unwrap_or(1);
+        let rows = chain.output.chunks_exact(classes).zip(chain.grad.chunks_exact(classes));
+        for (dst, (y, g)) in to.dst.chunks_exact_mut(classes).zip(rows) {
+            let [total] = sums([y, g], |[y, g]| [y * g]);
+            let total = T::from_f64(total);
+            zip(dst, to.mode, [y, g], |[y, g]| y * (g - total));
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LogSoftmax;
+
+impl Operation for LogSoftmax {
+    fn arity(&self) -> RangeInclusive<usize> {
+        1..=1
+    }
+
+    fn infer(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
+        infer(call, out)
+    }
+
+    /// `y = x - m - ln Σ e^(x - m)` with m the row's maximum. A row with NaN becomes NaN.
+    fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
+        let classes = cx.inputs[0].meta.last().unwrap_or(1);
+        let x = cx.inputs[0].floats;
+        for (x, y) in x.chunks_exact(classes).zip(cx.out.floats.chunks_exact_mut(classes)) {
+            let max = max(x);
+            let [sum] = sums([x], |[x]| [(x - max).exp()]);
+            let log = T::from_f64(sum.ln());
+            zip(y, Write::Set, [x], |[x]| (x - max) - log);
+        }
+        Ok(())
+    }
+
+    /// `dx = g - e^y Σ g`.
+    fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
+        let classes = chain.inputs[0].meta.last().unwrap_or(1);
+        let rows = chain.output.chunks_exact(classes).zip(chain.grad.chunks_exact(classes));
+        for (dst, (y, g)) in to.dst.chunks_exact_mut(classes).zip(rows) {
+            let [total] = sums([g], |[g]| [g]);
+            let total = T::from_f64(total);
+            zip(dst, to.mode, [y, g], |[y, g]| g - y.exp() * total);
+        }
+    }
+}
+
+fn infer(call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
+    let dtype = call.floats()?;
+    let x = call.inputs[0];
+    call.require(x.last().is_some_and(|c| 0 < c), "the last axis must have an element")?;
+    out.set(dtype, &x.shape);
+    Ok(())
+}
