@@ -58,7 +58,7 @@ pub use error::{Metas, OpError};
 pub use kernel::Threads;
 pub use layout::{Layout, LayoutError, Param, ParamId};
 pub use meta::{DType, Dims, MAX_ELEMENTS, MAX_RANK, Meta};
-pub use ops::{Activation, Op};
+pub use ops::{Activation, Attention, Axes, Clamp, Half, Op, Pool2d, ScatterAdd, Slice};
 pub use optimizer::{Optimizer, OptimizerState, StateError};
 pub use real::Real;
 pub use recipe::{MAX_RECIPE_CONSTANTS, MAX_RECIPE_NODES, Node, Recipe, RecipeBuilder};

@@ -3,7 +3,7 @@
 mod gemm;
 mod threads;
 
-pub(crate) use gemm::{Matrix, product};
+pub(crate) use gemm::{Matrix, MatrixMut, product, product_into};
 pub use threads::Threads;
 
 use crate::real::Real;
