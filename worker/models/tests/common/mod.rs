@@ -12,36 +12,36 @@ use lockstep_tensor::{
 use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
 
-pub fn spec(value: serde_json::Value) -> ModelSpec {
+pub(crate) fn spec(value: serde_json::Value) -> ModelSpec {
     serde_json::from_value(value).unwrap()
 }
 
-pub fn gpt2(is_tied: bool) -> ModelSpec {
+pub(crate) fn gpt2(is_tied: bool) -> ModelSpec {
     spec(json!({
         "arch": "gpt2", "vocab_size": 17, "n_positions": 12, "n_embd": 16, "n_layer": 2, "n_head": 2,
         "n_inner": 24, "tie_word_embeddings": is_tied,
     }))
 }
 
-pub fn bert() -> ModelSpec {
+pub(crate) fn bert() -> ModelSpec {
     spec(json!({
         "arch": "bert", "vocab_size": 19, "max_position_embeddings": 12, "hidden_size": 16,
         "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "classes": 3,
     }))
 }
 
-pub fn vit() -> ModelSpec {
+pub(crate) fn vit() -> ModelSpec {
     spec(json!({
         "arch": "vit", "image_size": 8, "patch_size": 4, "hidden_dim": 16, "num_layers": 2, "num_heads": 2,
         "mlp_dim": 24, "classes": 5,
     }))
 }
 
-pub fn mlp() -> ModelSpec {
+pub(crate) fn mlp() -> ModelSpec {
     spec(json!({ "arch": "mlp", "inputs": 5, "hidden": [7, 6], "classes": 4, "activation": "silu" }))
 }
 
-pub fn layers() -> ModelSpec {
+pub(crate) fn layers() -> ModelSpec {
     spec(json!({ "arch": "layers", "input": [2, 9, 11], "layers": [
         { "conv2d": { "out": 6, "kernel": 3, "padding": 1, "bias": false } },
         "batch_norm",
@@ -73,14 +73,14 @@ pub fn layers() -> ModelSpec {
 
 /// A recorded file: floats as f64, integers apart.
 #[derive(Debug, Default)]
-pub struct Recording {
-    pub floats: HashMap<String, Vec<f64>>,
-    pub ints: HashMap<String, (Vec<usize>, Vec<i64>)>,
-    pub shapes: HashMap<String, Vec<usize>>,
+pub(crate) struct Recording {
+    pub(crate) floats: HashMap<String, Vec<f64>>,
+    pub(crate) ints: HashMap<String, (Vec<usize>, Vec<i64>)>,
+    pub(crate) shapes: HashMap<String, Vec<usize>>,
 }
 
 impl Recording {
-    pub fn read(bytes: &[u8]) -> Self {
+    pub(crate) fn read(bytes: &[u8]) -> Self {
         let mut recording = Self::default();
         for (name, view) in SafeTensors::deserialize(bytes).unwrap().tensors() {
             let (data, shape) = (view.data(), view.shape().to_vec());
@@ -101,7 +101,7 @@ impl Recording {
 
     /// Compares ours with the f64 figures: in f64 within 1e-10 of the greatest, in f32 within 2e-5 of it or twice the
     /// library's own gap between f32 and f64.
-    pub fn check<T: Real>(&self, name: &str, ours: &[T]) {
+    pub(crate) fn check<T: Real>(&self, name: &str, ours: &[T]) {
         let truth = &self.floats[&format!("f64.{name}")];
         check_numbers(name, ours, truth, &self.floats[&format!("f32.{name}")]);
     }
@@ -111,7 +111,7 @@ fn numbers<const N: usize, V>(data: &[u8], value: impl Fn([u8; N]) -> V) -> Vec<
     data.chunks_exact(N).map(|bytes| value(bytes.try_into().unwrap())).collect()
 }
 
-pub fn check_numbers<T: Real>(name: &str, ours: &[T], truth: &[f64], single: &[f64]) {
+pub(crate) fn check_numbers<T: Real>(name: &str, ours: &[T], truth: &[f64], single: &[f64]) {
     let greatest = truth.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
     let gap = truth.iter().zip(single).fold(0.0_f64, |max, (a, b)| max.max((a - b).abs()));
     // Some gradients are 0 but for rounding; then what rounding leaves is compared with 1.
@@ -128,17 +128,17 @@ pub fn check_numbers<T: Real>(name: &str, ours: &[T], truth: &[f64], single: &[f
 }
 
 /// A model with numbers, on a tape.
-pub struct Run<T: Real> {
-    pub model: Model,
-    pub weights: Vec<T>,
-    pub buffers: Vec<T>,
-    pub tape: Tape<T>,
-    pub workspace: lockstep_models::Workspace<T>,
+pub(crate) struct Run<T: Real> {
+    pub(crate) model: Model,
+    pub(crate) weights: Vec<T>,
+    pub(crate) buffers: Vec<T>,
+    pub(crate) tape: Tape<T>,
+    pub(crate) workspace: lockstep_models::Workspace<T>,
 }
 
 impl<T: Real> Run<T> {
     /// Loads a whole state dict.
-    pub fn load(spec: &ModelSpec, bytes: &[u8]) -> Self {
+    pub(crate) fn load(spec: &ModelSpec, bytes: &[u8]) -> Self {
         let model = Model::new(spec).unwrap();
         let (mut weights, mut buffers) = (model.initial_weights(0), model.initial_buffers());
         let report = model.load_weights(&mut weights, &mut buffers, bytes, true).unwrap();
@@ -146,14 +146,14 @@ impl<T: Real> Run<T> {
         Self::new(model, &weights, &buffers)
     }
 
-    pub fn new(model: Model, weights: &[f32], buffers: &[f32]) -> Self {
+    pub(crate) fn new(model: Model, weights: &[f32], buffers: &[f32]) -> Self {
         let convert = |values: &[f32]| values.iter().map(|&x| T::from_f64(x.into())).collect();
         let tape = Tape::new(Arc::clone(model.layout()));
         let workspace = model.workspace();
         Self { weights: convert(weights), buffers: convert(buffers), model, tape, workspace }
     }
 
-    pub fn forward(&mut self, inputs: &Inputs<'_>, mode: Mode) -> Value {
+    pub(crate) fn forward(&mut self, inputs: &Inputs<'_>, mode: Mode) -> Value {
         self.tape.clear();
         let mut values = Vec::new();
         for (name, shape, data) in &inputs.floats {
@@ -167,13 +167,13 @@ impl<T: Real> Run<T> {
         model.forward(tape, &values, weights, buffers, mode, workspace).unwrap()
     }
 
-    pub fn logits(&mut self, inputs: &Inputs<'_>, mode: Mode) -> Vec<T> {
+    pub(crate) fn logits(&mut self, inputs: &Inputs<'_>, mode: Mode) -> Vec<T> {
         let logits = self.forward(inputs, mode);
         self.tape.values(logits).unwrap().to_vec()
     }
 
     /// Mean cross entropy of the logits and its gradients.
-    pub fn step(&mut self, inputs: &Inputs<'_>, target: &[i64], mode: Mode) -> Step<T> {
+    pub(crate) fn step(&mut self, inputs: &Inputs<'_>, target: &[i64], mode: Mode) -> Step<T> {
         let logits = self.forward(inputs, mode);
         let output = self.tape.values(logits).unwrap().to_vec();
         let classes = *self.tape.meta(logits).unwrap().shape.last().unwrap();
@@ -192,13 +192,13 @@ impl<T: Real> Run<T> {
 }
 
 #[derive(Debug, Default)]
-pub struct Inputs<'a> {
-    pub floats: Vec<(&'a str, Vec<usize>, &'a [f64])>,
-    pub ints: Vec<(&'a str, Vec<usize>, &'a [i64])>,
+pub(crate) struct Inputs<'a> {
+    pub(crate) floats: Vec<(&'a str, Vec<usize>, &'a [f64])>,
+    pub(crate) ints: Vec<(&'a str, Vec<usize>, &'a [i64])>,
 }
 
 impl<'a> Inputs<'a> {
-    pub fn of(recording: &'a Recording) -> Self {
+    pub(crate) fn of(recording: &'a Recording) -> Self {
         let mut inputs = Self::default();
         for (name, data) in &recording.floats {
             if let Some(name) = name.strip_prefix("input.") {
@@ -216,8 +216,8 @@ impl<'a> Inputs<'a> {
 }
 
 #[derive(Debug)]
-pub struct Step<T> {
-    pub logits: Vec<T>,
-    pub loss: T,
-    pub grads: GradBuffer<T>,
+pub(crate) struct Step<T> {
+    pub(crate) logits: Vec<T>,
+    pub(crate) loss: T,
+    pub(crate) grads: GradBuffer<T>,
 }
