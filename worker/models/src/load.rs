@@ -7,7 +7,7 @@ use std::{
 
 use lockstep_tensor::{Layout, Param};
 use safetensors::{
-    SafeTensorError,
+    SafeTensorError, SafeTensors,
     tensor::{Dtype, TensorView},
 };
 
@@ -89,7 +89,7 @@ impl Model {
             }
         }
         let file = safe::parse(bytes)?;
-        let tensors = self.named(file.iter())?;
+        let tensors = self.named(&file)?;
         let mut report = Report::default();
         let mut taken = BTreeSet::new();
         let mut fresh = (weights.to_vec(), buffers.to_vec());
@@ -106,14 +106,11 @@ impl Model {
     }
 
     /// The file's tensors under this model's names.
-    fn named<'a>(
-        &self,
-        tensors: impl Iterator<Item = (&'a str, TensorView<'a>)> + Clone,
-    ) -> Result<Tensors<'a>, LoadError> {
-        let prefix = self.names.missing_prefix(tensors.clone().map(|(name, _)| name));
-        let mut named = Tensors::new();
-        let mut sorted: Vec<_> = tensors.collect();
+    fn named<'a>(&self, file: &'a SafeTensors<'a>) -> Result<Tensors<'a>, LoadError> {
+        let mut sorted: Vec<(&'a str, TensorView<'a>)> = file.iter().collect();
         sorted.sort_by(|a, b| a.0.cmp(b.0));
+        let prefix = self.names.missing_prefix(sorted.iter().map(|(name, _)| *name));
+        let mut named = Tensors::new();
         for (name, view) in sorted {
             let canonical = self.names.canonical(name, prefix);
             if self.names.is_constant(&canonical) {

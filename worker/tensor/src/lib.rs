@@ -76,6 +76,7 @@ pub use optimizer::{
     StateError, StepError, StepFactors, StepReport, UpdatePlan,
 };
 pub use plateau::{Goal, Plateau, PlateauSettings, PlateauState, Threshold};
+pub use ops::{Attention, Axes, Clamp, Half, Pool2d, ScatterAdd, Slice};
 pub use real::Real;
 pub use recipe::{MAX_RECIPE_CONSTANTS, MAX_RECIPE_NODES, Node, Recipe, RecipeBuilder};
 pub use schedule::{LrCurve, LrSchedule, WarmUp};

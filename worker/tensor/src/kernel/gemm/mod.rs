@@ -163,6 +163,18 @@ pub(crate) fn product<T: Real>(dst: &mut [T], mode: Write, a: Matrix<'_, T>, b: 
     });
 }
 
+/// [`product`] into a part of something wider.
+pub(crate) fn product_into<T: Real>(
+    dst: MatrixMut<'_, T>,
+    mode: Write,
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+) {
+    Scratch::with_local(|scratch| {
+        Product::new(a, b).mode(mode).run(dst, &Threads::single(), scratch);
+    });
+}
+
 /// A matrix product to be made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product<'a, T> {
