@@ -95,9 +95,9 @@ fn output(command: &mut Command) -> anyhow::Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Renamed into place: an interrupted task leaves no half file.
+/// Renamed into place: an interrupted task leaves no half file among the data, where it would be uploaded.
 fn write(path: &Utf8Path, content: &[u8]) -> anyhow::Result<()> {
-    let temporary = Utf8Path::new(path.parent().context("a file lies in a folder")?).join(".new");
+    let temporary = path.parent().context("data lie in a folder")?.with_extension("new");
     std::fs::write(&temporary, content).with_context(|| format!("writing {temporary}"))?;
     std::fs::rename(&temporary, path).with_context(|| format!("writing {path}"))?;
     out::note(&format!("made {path}"));

@@ -114,17 +114,29 @@ impl Change {
     fn append(&self, image: &[u8], to: &mut Vec<f32>) {
         let side = SIDE as i64;
         for row in 0..side {
-            for column in 0..side {
-                let from_row = row - self.down;
+            let from_row = usize::try_from(row - self.down).ok();
+            let pixels = from_row.and_then(|row| image.chunks_exact(SIDE).nth(row)).unwrap_or(&[]);
+            to.extend((0..side).map(|column| {
                 let shifted = column - self.right;
                 let from_column = if self.mirrored { side - 1 - shifted } else { shifted };
-                let inside = (0..side).contains(&from_row) && (0..side).contains(&from_column);
-                let pixel =
-                    if inside { image[(from_row * side + from_column) as usize] } else { 0 };
-                to.push((f32::from(pixel) / 255.0 - MEAN) / DEVIATION);
-            }
+                let pixel = usize::try_from(from_column).ok().and_then(|at| pixels.get(at));
+                NUMBERS[usize::from(pixel.copied().unwrap_or(BLACK))]
+            }));
         }
     }
 }
+
+const BLACK: u8 = 0;
+
+/// What each pixel becomes.
+const NUMBERS: [f32; 256] = {
+    let mut numbers = [0.0; 256];
+    let mut pixel = 0;
+    while pixel < numbers.len() {
+        numbers[pixel] = (pixel as f32 / 255.0 - MEAN) / DEVIATION;
+        pixel += 1;
+    }
+    numbers
+};
 
 export_loader!(Fashion);
