@@ -2,12 +2,7 @@
 
 use lockstep_tensor::{Attention, Dims, Op, OpError, Slice};
 
-use crate::{
-    blocks::Drop,
-    builder::Builder,
-    flow::Flow,
-    graph::Graph,
-};
+use crate::{blocks::Drop, builder::Builder, flow::Flow, graph::Graph};
 
 /// Below every score, and yet finite: a row that may attend to nothing spreads evenly instead of becoming NaN.
 const MASKED: f64 = -1e30;
@@ -58,7 +53,9 @@ impl Heads {
                     let [q, k, v] = operands(flow, qkv)?;
                     match mask {
                         None => flow.apply(Op::Attention(self.attention), &[q, k, v])?,
-                        Some(mask) => flow.apply(Op::Attention(self.attention), &[q, k, v, mask])?,
+                        Some(mask) => {
+                            flow.apply(Op::Attention(self.attention), &[q, k, v, mask])?
+                        }
                     }
                 }
             }

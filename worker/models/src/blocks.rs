@@ -58,7 +58,12 @@ impl Linear {
         [inputs, outputs]: [usize; 2],
         init: LinearInit,
     ) -> Self {
-        Self::named(builder, [&format!("{name}.weight"), &format!("{name}.bias")], [inputs, outputs], init)
+        Self::named(
+            builder,
+            [&format!("{name}.weight"), &format!("{name}.bias")],
+            [inputs, outputs],
+            init,
+        )
     }
 
     /// With names of its own.
@@ -85,7 +90,8 @@ impl Linear {
         init: LinearInit,
     ) -> Self {
         let weight = builder.weight(format!("{name}.weight"), vec![inputs, outputs], init.weight);
-        let bias = init.bias.map(|init| builder.weight(format!("{name}.bias"), vec![outputs], init));
+        let bias =
+            init.bias.map(|init| builder.weight(format!("{name}.bias"), vec![outputs], init));
         Self { weight, bias, form: Form::InOut, activation: Activation::None, then: None }
     }
 

@@ -71,11 +71,7 @@ pub(crate) fn epsilon(field: &str, eps: f64) -> Result<f64, ModelError> {
 }
 
 /// Of `model.FIELD`.
-pub(crate) fn refuse(
-    field: &str,
-    expected: impl Into<String>,
-    found: impl ToString,
-) -> ModelError {
+pub(crate) fn refuse(field: &str, expected: impl Into<String>, found: impl ToString) -> ModelError {
     ModelError::Field {
         field: format!("model.{field}"),
         expected: expected.into(),

@@ -14,7 +14,10 @@ pub(crate) enum Init {
     /// Normal with that standard deviation.
     Normal(f64),
     /// Normal but for the first so many elements, which are 0: the row of a padding token.
-    NormalAfter { std: f64, zeros: usize },
+    NormalAfter {
+        std: f64,
+        zeros: usize,
+    },
     /// Normal, cut at ±2 as PyTorch's `trunc_normal_` does by default: not at two standard deviations.
     TruncatedNormal(f64),
 }

@@ -142,7 +142,8 @@ impl Model {
                 Some((_, (_, other)))
                     if view.data() == other.data() && view.shape() == other.shape() => {}
                 Some((of, _)) => {
-                    let expected = format!("the same numbers as in `{of}`, whose weights it shares");
+                    let expected =
+                        format!("the same numbers as in `{of}`, whose weights it shares");
                     return Err(wrong(name, expected, "others".to_owned()));
                 }
             }

@@ -108,7 +108,8 @@ impl Model {
         mode: Mode,
         workspace: &mut Workspace<T>,
     ) -> Result<Value, OpError> {
-        let find = |name: &str| inputs.iter().find(|(given, _)| *given == name).map(|given| given.1);
+        let find =
+            |name: &str| inputs.iter().find(|(given, _)| *given == name).map(|given| given.1);
         let given = self.given(find, |value| tape.meta(value))?;
         let mut graph = OnTape {
             tape,
@@ -167,10 +168,8 @@ impl Model {
         mode: Mode,
     ) -> Result<Memory, OpError> {
         let mut shapes = Shapes::new(&self.declared.layout, &self.declared.buffers);
-        let placed: Vec<(&str, &Meta, Shape)> = inputs
-            .iter()
-            .map(|(name, meta)| (*name, meta, shapes.input(meta.clone())))
-            .collect();
+        let placed: Vec<(&str, &Meta, Shape)> =
+            inputs.iter().map(|(name, meta)| (*name, meta, shapes.input(meta.clone()))).collect();
         let find = |name: &str| placed.iter().find(|(given, ..)| *given == name).map(|it| it.2);
         let meta_of = |shape: Shape| {
             let found = placed.iter().find(|it| it.2 == shape);

@@ -192,7 +192,9 @@ impl Graph for Shapes<'_> {
             return Err(OpError::Segment { rule: "no segment was begun" });
         };
         if result.0 + 1 != self.nodes.len() || self.nodes[result.0].value == 0 {
-            return Err(OpError::Segment { rule: "the result must be computed last in the segment" });
+            return Err(OpError::Segment {
+                rule: "the result must be computed last in the segment",
+            });
         }
         self.segments.push(first..self.nodes.len());
         Ok(())

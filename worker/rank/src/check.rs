@@ -168,7 +168,7 @@ fn dry_step(engine: &mut Engine, probe: &Probe) -> Result<(), FieldError> {
 /// gradients, the two guests' ceilings left out: those are limits, not needs.
 fn memory(spec: &JobSpec, model: &Model) -> Result<u64, FieldError> {
     let parameters = model.layout().len() as u64;
-    let moments = update::optimizer(&spec.train.optimizer)?.moment_names().len() as u64;
+    let moments = update::optimizer(&spec.train.optimizer).moment_names().len() as u64;
     let grains = spec.train.global_batch.div_ceil(spec.train.micro_batch) as usize;
     let partial_sums = match spec.ddp.reduction {
         lockstep_api::Reduction::Fast => 1,

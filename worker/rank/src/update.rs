@@ -11,7 +11,7 @@ use lockstep_tensor::{
 /// The plan of a model's updates.
 ///
 /// # Errors
-/// Names the setting that does not make sense for this model, or that the engine does not have.
+/// Names the setting that does not make sense for this model.
 pub(crate) fn plan(train: &TrainSpec, layout: &Layout) -> Result<UpdatePlan, FieldError> {
     let groups: Vec<_> = train.groups.iter().map(group).collect();
     let clip = match (train.clip_norm, train.clip_value) {
@@ -19,7 +19,7 @@ pub(crate) fn plan(train: &TrainSpec, layout: &Layout) -> Result<UpdatePlan, Fie
         (None, Some(bound)) => Clip::Value { bound },
         (None, None) => Clip::None,
     };
-    UpdatePlan::new(optimizer(&train.optimizer)?, clip, &groups, layout)
+    UpdatePlan::new(optimizer(&train.optimizer), clip, &groups, layout)
         .map_err(|error| FieldError::new("train", lockstep_service::chain(&error)))
 }
 
@@ -34,55 +34,31 @@ fn group(spec: &GroupSpec) -> ParamGroup {
 }
 
 /// The job's optimizer in the engine's terms.
-pub(crate) fn optimizer(spec: &OptimizerSpec) -> Result<Optimizer, FieldError> {
+pub(crate) fn optimizer(spec: &OptimizerSpec) -> Optimizer {
     let pair = |betas: [f64; 2]| (betas[0], betas[1]);
-    Ok(match *spec {
+    match *spec {
         OptimizerSpec::Sgd(SgdSpec { lr, momentum, dampening, nesterov, weight_decay }) => {
             Optimizer::Sgd { lr, momentum, dampening, nesterov, weight_decay }
         }
         OptimizerSpec::Adam(AdamSpec { lr, betas, eps, weight_decay, amsgrad }) => {
             Optimizer::Adam { lr, betas: pair(betas), eps, weight_decay, amsgrad }
         }
-        OptimizerSpec::Adamw(AdamwSpec { lr, betas, eps, weight_decay, amsgrad: false }) => {
+        OptimizerSpec::Adamw(AdamwSpec { lr, betas, eps, weight_decay }) => {
             Optimizer::AdamW { lr, betas: pair(betas), eps, weight_decay }
         }
-        OptimizerSpec::Adamw(_) => return Err(lacks("amsgrad", "false with adamw")),
         OptimizerSpec::Lamb(LambSpec { lr, betas, eps, weight_decay }) => {
             Optimizer::Lamb { lr, betas: pair(betas), eps, weight_decay }
         }
         OptimizerSpec::Lion(LionSpec { lr, betas, weight_decay }) => {
             Optimizer::Lion { lr, betas: pair(betas), weight_decay }
         }
-        OptimizerSpec::Rmsprop(RmspropSpec {
-            lr,
-            alpha,
-            eps,
-            weight_decay,
-            momentum,
-            centered: false,
-        }) => Optimizer::RmsProp { lr, alpha, eps, momentum, weight_decay },
-        OptimizerSpec::Rmsprop(_) => return Err(lacks("centered", "false")),
-        OptimizerSpec::Adagrad(AdagradSpec {
-            lr,
-            lr_decay,
-            weight_decay,
-            initial_accumulator_value,
-            eps,
-        }) => match () {
-            () if lr_decay != 0.0 => return Err(lacks("lr_decay", "0")),
-            () if initial_accumulator_value != 0.0 => {
-                return Err(lacks("initial_accumulator_value", "0"));
-            }
-            () => Optimizer::Adagrad { lr, eps, weight_decay },
-        },
-    })
-}
-
-fn lacks(field: &str, expected: &str) -> FieldError {
-    FieldError::new(
-        format!("train.optimizer.{field}"),
-        format!("expected {expected}: the engine has nothing else"),
-    )
+        OptimizerSpec::Rmsprop(RmspropSpec { lr, alpha, eps, weight_decay, momentum }) => {
+            Optimizer::RmsProp { lr, alpha, eps, momentum, weight_decay }
+        }
+        OptimizerSpec::Adagrad(AdagradSpec { lr, weight_decay, eps }) => {
+            Optimizer::Adagrad { lr, eps, weight_decay }
+        }
+    }
 }
 
 /// The course of the learning rate. `steps_total`: the job's length, for schedules that end with it.

@@ -56,7 +56,8 @@ pub fn truncated_normal<T: Real>(seed: u64, name: &str, std: f64, limit: f64, ou
     for (index, value) in (0_u64..).zip(out) {
         let mut draws = (0..64).map(|draw| std * stream.normal(index + draw * NEXT_DRAW));
         let first = draws.next().unwrap_or(0.0);
-        let kept = if first.abs() <= limit { Some(first) } else { draws.find(|x| x.abs() <= limit) };
+        let kept =
+            if first.abs() <= limit { Some(first) } else { draws.find(|x| x.abs() <= limit) };
         *value = T::from_f64(kept.unwrap_or(first.clamp(-limit, limit)));
     }
 }
@@ -156,7 +157,9 @@ mod tests {
         let count = out.len() as f64;
         let moment = |power: i32| out.iter().map(|x| (x / 0.5).powi(power)).sum::<f64>() / count;
         // Four standard deviations of each estimate: of x, x², x³, x⁴ they are 1, √2, √15, √96.
-        for (power, expected, deviation) in [(1, 0.0, 1.0), (2, 1.0, 1.42), (3, 0.0, 3.9), (4, 3.0, 9.8)] {
+        for (power, expected, deviation) in
+            [(1, 0.0, 1.0), (2, 1.0, 1.42), (3, 0.0, 3.9), (4, 3.0, 9.8)]
+        {
             let found = moment(power);
             assert!((found - expected).abs() < 4.0 * deviation / count.sqrt(), "{power}: {found}");
         }
@@ -177,6 +180,10 @@ mod tests {
         assert_eq!(same + changed, 10_000);
         // 13.4 % of a normal distribution lie outside of ±1.5.
         assert!((1_200..1_480).contains(&changed), "{changed}");
-        assert_eq!(plain[..100].to_vec(), { let mut few = vec![0.0; 100]; normal(3, "w", 1.0, &mut few); few });
+        assert_eq!(plain[..100].to_vec(), {
+            let mut few = vec![0.0; 100];
+            normal(3, "w", 1.0, &mut few);
+            few
+        });
     }
 }

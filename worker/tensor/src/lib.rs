@@ -71,12 +71,12 @@ pub use layout::{Layout, LayoutError, Param, ParamId};
 pub use loss_scale::{LossScale, LossScaleSettings, LossScaleState, StepDecision};
 pub use meta::{DType, Dims, MAX_ELEMENTS, MAX_RANK, Meta};
 pub use ops::{Activation, BatchNorm, Conv2d, CrossEntropy, Dropout, LayerNorm, Op, RmsNorm, norm};
+pub use ops::{Attention, Axes, Clamp, Half, Pool2d, ScatterAdd, Slice};
 pub use optimizer::{
     Clip, GroupUpdate, Optimizer, OptimizerState, PIECE_LEN, ParamGroup, PlanError, Segment,
     StateError, StepError, StepFactors, StepReport, UpdatePlan,
 };
 pub use plateau::{Goal, Plateau, PlateauSettings, PlateauState, Threshold};
-pub use ops::{Attention, Axes, Clamp, Half, Pool2d, ScatterAdd, Slice};
 pub use real::Real;
 pub use recipe::{MAX_RECIPE_CONSTANTS, MAX_RECIPE_NODES, Node, Recipe, RecipeBuilder};
 pub use schedule::{LrCurve, LrSchedule, WarmUp};

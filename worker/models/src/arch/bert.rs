@@ -52,10 +52,7 @@ struct Block {
 }
 
 impl Bert {
-    pub(super) fn new(
-        spec: &BertSpec,
-        builder: &mut Builder,
-    ) -> Result<(Self, Ports), ModelError> {
+    pub(super) fn new(spec: &BertSpec, builder: &mut Builder) -> Result<(Self, Ports), ModelError> {
         let width = size("hidden_size", spec.hidden_size)?;
         let longest = size("max_position_embeddings", spec.max_position_embeddings)?;
         let layers = size("num_hidden_layers", spec.num_hidden_layers)?;
@@ -92,7 +89,17 @@ impl Bert {
             output: OutputSpec::logits(vec![Extent::Exactly(classes)]),
         };
         let net = Self {
-            tokens, kinds, positions, longest, norm, drop, blocks, pooler, pooled_drop, classifier, width,
+            tokens,
+            kinds,
+            positions,
+            longest,
+            norm,
+            drop,
+            blocks,
+            pooler,
+            pooled_drop,
+            classifier,
+            width,
         };
         Ok((net, ports))
     }

@@ -46,17 +46,18 @@ struct Block {
 }
 
 impl Gpt2 {
-    pub(super) fn new(
-        spec: &Gpt2Spec,
-        builder: &mut Builder,
-    ) -> Result<(Self, Ports), ModelError> {
+    pub(super) fn new(spec: &Gpt2Spec, builder: &mut Builder) -> Result<(Self, Ports), ModelError> {
         let vocabulary = size("vocab_size", spec.vocab_size)?;
         let longest = size("n_positions", spec.n_positions)?;
         let width = size("n_embd", spec.n_embd)?;
         let layers = size("n_layer", spec.n_layer)?;
         epsilon("layer_norm_epsilon", spec.layer_norm_epsilon)?;
         let embedding = |builder: &mut Builder, name: &str, rows: usize| {
-            builder.weight(format!("transformer.{name}.weight"), vec![rows, width], Init::Normal(STD))
+            builder.weight(
+                format!("transformer.{name}.weight"),
+                vec![rows, width],
+                Init::Normal(STD),
+            )
         };
         let tokens = embedding(builder, "wte", vocabulary);
         let positions = embedding(builder, "wpe", longest);
@@ -129,11 +130,7 @@ impl Block {
         })
     }
 
-    fn forward<G: Graph>(
-        &self,
-        flow: &mut Flow<'_, G>,
-        x: G::Value,
-    ) -> Result<G::Value, OpError> {
+    fn forward<G: Graph>(&self, flow: &mut Flow<'_, G>, x: G::Value) -> Result<G::Value, OpError> {
         flow.begin_block()?;
         let y = self.norm_1.forward(flow, x)?;
         let y = self.qkv.forward(flow, y)?;

@@ -24,10 +24,17 @@ pub(crate) struct Layers(Vec<Layer>);
 #[derive(Debug, Clone)]
 enum Layer {
     Linear(Linear),
-    Conv { weight: Weight, bias: Option<Weight>, conv: Conv2d },
+    Conv {
+        weight: Weight,
+        bias: Option<Weight>,
+        conv: Conv2d,
+    },
     Batched(Batched),
     Norm(Norm),
-    Rms { weight: Weight, eps: f64 },
+    Rms {
+        weight: Weight,
+        eps: f64,
+    },
     Drop(Drop),
     /// Without parameters.
     Plain(Op),
@@ -171,11 +178,7 @@ struct Site<'a> {
 
 impl Site<'_> {
     /// The layer, and whether it takes the next one along.
-    fn layer(
-        self,
-        layer: &LayerSpec,
-        builder: &mut Builder,
-    ) -> Result<(Layer, bool), ModelError> {
+    fn layer(self, layer: &LayerSpec, builder: &mut Builder) -> Result<(Layer, bool), ModelError> {
         let (channels, width) = match *self.input {
             [first, .., last] => (first, last),
             [only] => (only, only),
@@ -254,16 +257,10 @@ fn pool(kernel: u32, stride: Option<u32>, padding: u32) -> Pool2d {
 }
 
 impl Layer {
-    fn forward<G: Graph>(
-        &self,
-        flow: &mut Flow<'_, G>,
-        x: G::Value,
-    ) -> Result<G::Value, OpError> {
+    fn forward<G: Graph>(&self, flow: &mut Flow<'_, G>, x: G::Value) -> Result<G::Value, OpError> {
         match self {
             Self::Linear(layer) => layer.forward(flow, x),
-            Self::Conv { weight, bias, conv } => {
-                flow.product(Op::Conv2d(*conv), x, *weight, *bias)
-            }
+            Self::Conv { weight, bias, conv } => flow.product(Op::Conv2d(*conv), x, *weight, *bias),
             Self::Batched(layer) => layer.forward(flow, x, None),
             Self::Norm(layer) => layer.forward(flow, x),
             Self::Rms { weight, eps } => {

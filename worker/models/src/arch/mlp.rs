@@ -20,10 +20,7 @@ use crate::{
 pub(crate) struct Mlp(Vec<Linear>);
 
 impl Mlp {
-    pub(super) fn new(
-        spec: &MlpSpec,
-        builder: &mut Builder,
-    ) -> Result<(Self, Ports), ModelError> {
+    pub(super) fn new(spec: &MlpSpec, builder: &mut Builder) -> Result<(Self, Ports), ModelError> {
         let mut widths = vec![size("inputs", spec.inputs)?];
         for (index, width) in spec.hidden.iter().enumerate() {
             widths.push(size(&format!("hidden[{index}]"), *width)?);

@@ -37,10 +37,7 @@ pub(crate) struct Ports {
 }
 
 impl Net {
-    pub(crate) fn new(
-        arch: &ArchSpec,
-        builder: &mut Builder,
-    ) -> Result<(Self, Ports), ModelError> {
+    pub(crate) fn new(arch: &ArchSpec, builder: &mut Builder) -> Result<(Self, Ports), ModelError> {
         Ok(match arch {
             ArchSpec::Mlp(spec) => {
                 let (net, ports) = mlp::Mlp::new(spec, builder)?;

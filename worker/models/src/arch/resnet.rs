@@ -148,7 +148,8 @@ impl Block {
             let names = [format!("{name}.conv{index}"), format!("{name}.bn{index}")];
             Convolved::new(builder, [&names[0], &names[1]], sizes)
         };
-        let square = |inputs, stride, relu| Sizes { inputs, outputs: width, kernel: 3, stride, relu };
+        let square =
+            |inputs, stride, relu| Sizes { inputs, outputs: width, kernel: 3, stride, relu };
         let (first, outputs) = match kind {
             Kind::Basic => (vec![layer(1, square(inputs, stride, true))], width),
             Kind::Bottleneck => {
@@ -166,19 +167,13 @@ impl Block {
         let names = [format!("{name}.conv{index}"), format!("{name}.bn{index}")];
         let last = match kind {
             Kind::Basic => square(width, 1, true),
-            Kind::Bottleneck => {
-                Sizes { inputs: width, outputs, kernel: 1, stride: 1, relu: true }
-            }
+            Kind::Bottleneck => Sizes { inputs: width, outputs, kernel: 1, stride: 1, relu: true },
         };
         let last = Convolved::new(builder, [&names[0], &names[1]], last);
         Self { first, shortcut, last }
     }
 
-    fn forward<G: Graph>(
-        &self,
-        flow: &mut Flow<'_, G>,
-        x: G::Value,
-    ) -> Result<G::Value, OpError> {
+    fn forward<G: Graph>(&self, flow: &mut Flow<'_, G>, x: G::Value) -> Result<G::Value, OpError> {
         flow.begin_block()?;
         let y = self.first.iter().try_fold(x, |y, layer| layer.forward(flow, y, None))?;
         let residual = match &self.shortcut {

@@ -52,10 +52,7 @@ struct Block {
 }
 
 impl Vit {
-    pub(super) fn new(
-        spec: &VitSpec,
-        builder: &mut Builder,
-    ) -> Result<(Self, Ports), ModelError> {
+    pub(super) fn new(spec: &VitSpec, builder: &mut Builder) -> Result<(Self, Ports), ModelError> {
         let patch = divisor(["patch_size", "image_size"], spec.patch_size, spec.image_size)?;
         let image = spec.image_size as usize;
         let channels = size("in_channels", spec.in_channels)?;
@@ -70,7 +67,8 @@ impl Vit {
         let class = builder.weight("class_token".to_owned(), vec![1, 1, width], Init::Zeros);
         let side = image / patch;
         let shape = vec![1, side * side + 1, width];
-        let positions = builder.weight("encoder.pos_embedding".to_owned(), shape, Init::Normal(0.02));
+        let positions =
+            builder.weight("encoder.pos_embedding".to_owned(), shape, Init::Normal(0.02));
         let drop = Drop::new(builder, probability("dropout", spec.dropout)?);
         let mut blocks = Vec::new();
         for layer in 0..layers {
@@ -85,8 +83,18 @@ impl Vit {
             inputs: vec![InputSpec::floats(INPUT, shape)],
             output: OutputSpec::logits(vec![Extent::Exactly(classes)]),
         };
-        let net =
-            Self { class, patches, patches_bias, patch, positions, drop, blocks, norm, head, width };
+        let net = Self {
+            class,
+            patches,
+            patches_bias,
+            patch,
+            positions,
+            drop,
+            blocks,
+            norm,
+            head,
+            width,
+        };
         Ok((net, ports))
     }
 
@@ -110,11 +118,7 @@ impl Vit {
     }
 
     /// Class token and patches, with their positions: `[batch, 1 + patches, width]`.
-    fn embed<G: Graph>(
-        &self,
-        flow: &mut Flow<'_, G>,
-        x: G::Value,
-    ) -> Result<G::Value, OpError> {
+    fn embed<G: Graph>(&self, flow: &mut Flow<'_, G>, x: G::Value) -> Result<G::Value, OpError> {
         let conv = Conv2d {
             stride: [self.patch, self.patch],
             padding: [0, 0],
@@ -153,7 +157,12 @@ impl Block {
             norm_1: Norm::new(builder, &at("ln_1"), width, EPS),
             qkv: Linear::named(builder, packed, [width, 3 * width], qkv),
             heads: Heads::new(builder, Attention { heads, causal: false }, shares),
-            attention_out: Linear::new(builder, &at("self_attention.out_proj"), [width, width], out),
+            attention_out: Linear::new(
+                builder,
+                &at("self_attention.out_proj"),
+                [width, width],
+                out,
+            ),
             attention_drop: Drop::new(builder, spec.dropout),
             norm_2: Norm::new(builder, &at("ln_2"), width, EPS),
             inner: Linear::new(builder, &at("mlp.0"), [width, inner], up)
@@ -164,11 +173,7 @@ impl Block {
         })
     }
 
-    fn forward<G: Graph>(
-        &self,
-        flow: &mut Flow<'_, G>,
-        x: G::Value,
-    ) -> Result<G::Value, OpError> {
+    fn forward<G: Graph>(&self, flow: &mut Flow<'_, G>, x: G::Value) -> Result<G::Value, OpError> {
         flow.begin_block()?;
         let y = self.norm_1.forward(flow, x)?;
         let y = self.qkv.forward(flow, y)?;

@@ -11,8 +11,7 @@ use super::{
 use crate::{
     error::OpError,
     kernel::{
-        Bias, Epilogue, Matrix, MatrixMut, Product, Scratch, Write, gemm, map, sum_rows,
-        zip,
+        Bias, Epilogue, Matrix, MatrixMut, Product, Scratch, Write, gemm, map, sum_rows, zip,
     },
     meta::Meta,
     real::Real,

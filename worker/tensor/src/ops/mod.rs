@@ -4,24 +4,24 @@
 //! data), forward (into memory of the inferred shape) and the gradient of each input. [`ops!`] lists them
 //! all; an operation whose gradient is missing does not compile.
 
+mod attention;
 mod batch_norm;
 mod broadcast;
+mod cast;
 mod compare;
 mod conv;
 mod dropout;
 mod embedding;
+mod functions;
 mod linear;
 mod loss;
+mod matmul;
 pub mod norm;
 mod operation;
+mod pool;
 mod reduce;
 mod rows;
 mod softmax;
-mod attention;
-mod matmul;
-mod pool;
-mod cast;
-mod functions;
 mod unary;
 
 mod reduce_axes;
@@ -35,17 +35,17 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
+pub use attention::Attention;
 pub use batch_norm::BatchNorm;
+pub use cast::Half;
 pub use conv::Conv2d;
 pub use dropout::Dropout;
-pub use linear::Activation;
-pub use loss::CrossEntropy;
-pub use norm::{LayerNorm, RmsNorm};
-pub use attention::Attention;
-pub use cast::Half;
 pub use functions::Clamp;
 pub use index::ScatterAdd;
+pub use linear::Activation;
+pub use loss::CrossEntropy;
 pub use moves::Slice;
+pub use norm::{LayerNorm, RmsNorm};
 pub(crate) use operation::{Call, Chain, Destination, Forward, Operand, Operation, Target};
 pub use pool::Pool2d;
 pub use reduce_axes::Axes;
