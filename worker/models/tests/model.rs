@@ -1,4 +1,4 @@
-//! Building, initial weights, dropout, half precision, inputs that do not fit.
+//! Building, dropout, half precision, inputs that do not fit.
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 mod common;
@@ -23,15 +23,22 @@ fn a_model_that_cannot_be_built_is_refused_by_its_field() {
     assert!(refusal(huge).starts_with("model: the parameters have more than"));
     let vit = json!({ "arch": "vit", "image_size": 30, "patch_size": 16, "hidden_dim": 8, "num_layers": 1,
         "num_heads": 2, "mlp_dim": 8, "classes": 2 });
-    assert_eq!(refusal(vit), "model.patch_size: expected a divisor of model.image_size = 30, got 16");
-    let dropout = json!({ "arch": "layers", "input": [4], "layers": [{ "dropout": { "p": 1.0 } }] });
+    assert_eq!(
+        refusal(vit),
+        "model.patch_size: expected a divisor of model.image_size = 30, got 16"
+    );
+    let dropout =
+        json!({ "arch": "layers", "input": [4], "layers": [{ "dropout": { "p": 1.0 } }] });
     assert_eq!(
         refusal(dropout),
         "model.layers[0].dropout.p: expected 0 or more and less than 1, got 1"
     );
     let misfit = json!({ "arch": "layers", "input": [3, 4, 4], "layers": [
         { "conv2d": { "out": 8, "kernel": 7 } } ] });
-    assert!(refusal(misfit).starts_with("model.layers[0].conv2d.kernel: expected a window of at most 4"));
+    assert!(
+        refusal(misfit)
+            .starts_with("model.layers[0].conv2d.kernel: expected a window of at most 4")
+    );
     let stride = json!({ "arch": "layers", "input": [3, 4, 4], "layers": [
         { "conv2d": { "out": 8, "kernel": 1, "stride": 0 } } ] });
     assert_eq!(refusal(stride), "model.layers[0].conv2d.stride: expected 1 or more, got 0");
@@ -39,7 +46,10 @@ fn a_model_that_cannot_be_built_is_refused_by_its_field() {
 
 #[test]
 fn the_perceptron_has_the_documented_names_and_numbers() {
-    let model = Model::new(&common::spec(json!({ "arch": "mlp", "inputs": 2, "hidden": [2], "classes": 1 }))).unwrap();
+    let model = Model::new(&common::spec(
+        json!({ "arch": "mlp", "inputs": 2, "hidden": [2], "classes": 1 }),
+    ))
+    .unwrap();
     let shapes: Vec<_> =
         model.layout().params().iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
     assert_eq!(
@@ -57,71 +67,6 @@ fn the_perceptron_has_the_documented_names_and_numbers() {
     let inputs = Inputs { floats: vec![("x", vec![1, 2], &[1.0, 1.0])], ints: Vec::new() };
     // Hidden: relu(1 + 2 + 1) = 4, relu(3 + 4 - 9) = 0.
     assert_eq!(run.logits(&inputs, Mode::Eval), [40.5]);
-}
-
-fn deviation(model: &Model, weights: &[f32], name: &str) -> f64 {
-    let param = model.layout().param(model.layout().id(name).unwrap()).unwrap();
-    let values = &weights[param.range.clone()];
-    (values.iter().map(|x| f64::from(x * x)).sum::<f64>() / values.len() as f64).sqrt()
-}
-
-#[test]
-fn initial_weights_have_the_deviations_of_the_libraries() {
-    let check = |spec: serde_json::Value, expected: &[(&str, f64)]| {
-        let model = Model::new(&common::spec(spec)).unwrap();
-        let weights = model.initial_weights(5);
-        assert_eq!(weights, model.initial_weights(5));
-        for (name, expected) in expected {
-            let found = deviation(&model, &weights, name);
-            // Thousands of draws each: their deviation is known to a few percent.
-            assert!((found - expected).abs() <= 0.05 * expected, "{name}: {found}, expected {expected}");
-        }
-    };
-    let gpt2 = json!({ "arch": "gpt2", "vocab_size": 100, "n_positions": 50, "n_embd": 64, "n_layer": 8, "n_head": 2 });
-    check(
-        gpt2,
-        &[
-            ("transformer.wte.weight", 0.02),
-            ("transformer.wpe.weight", 0.02),
-            ("transformer.h.3.attn.c_attn.weight", 0.02),
-            ("transformer.h.3.attn.c_proj.weight", 0.005),
-            ("transformer.h.7.mlp.c_proj.weight", 0.005),
-            ("transformer.h.7.mlp.c_fc.bias", 0.0),
-            ("transformer.ln_f.weight", 1.0),
-        ],
-    );
-    let resnet = json!({ "arch": "resnet18", "input": [3, 32, 32], "classes": 100 });
-    check(
-        resnet,
-        &[
-            ("conv1.weight", (2.0_f64 / (64.0 * 49.0)).sqrt()),
-            ("layer2.0.downsample.0.weight", (2.0_f64 / 128.0).sqrt()),
-            ("layer4.1.conv2.weight", (2.0_f64 / (512.0 * 9.0)).sqrt()),
-            ("layer4.1.bn2.weight", 1.0),
-            ("fc.weight", 1.0 / 512_f64.sqrt() / 3_f64.sqrt()),
-        ],
-    );
-    let vit = json!({ "arch": "vit", "image_size": 32, "patch_size": 4, "hidden_dim": 64, "num_layers": 2,
-        "num_heads": 2, "mlp_dim": 128, "classes": 10 });
-    let block = "encoder.layers.encoder_layer_1";
-    check(
-        vit,
-        &[
-            ("conv_proj.weight", 1.0 / 48_f64.sqrt()),
-            ("encoder.pos_embedding", 0.02),
-            ("class_token", 0.0),
-            ("heads.head.weight", 0.0),
-            (&format!("{block}.self_attention.in_proj_weight"), (2.0_f64 / 256.0).sqrt()),
-            (&format!("{block}.self_attention.out_proj.weight"), 1.0 / 8.0 / 3_f64.sqrt()),
-            (&format!("{block}.mlp.0.weight"), (2.0_f64 / 192.0).sqrt()),
-        ],
-    );
-    let model = Model::new(&common::bert()).unwrap();
-    let weights = model.initial_weights(1);
-    let words = model.layout().id("bert.embeddings.word_embeddings.weight").unwrap();
-    let range = model.layout().param(words).unwrap().range.clone();
-    let words = &weights[range];
-    assert!(words[..16].iter().all(|x| *x == 0.0) && words[16..].iter().all(|x| *x != 0.0));
 }
 
 fn ids() -> Vec<i64> {
@@ -193,7 +138,9 @@ fn attention_spelt_out_is_attention_in_one() {
 fn compare(plain: &mut Run<f64>, spelt: &mut Run<f64>, inputs: &Inputs<'_>, target: &[i64]) {
     let plain = plain.step(inputs, target, Mode::train(1));
     let spelt = spelt.step(inputs, target, Mode::train(1));
-    for (a, b) in [(&plain.logits[..], &spelt.logits[..]), (plain.grads.values(), spelt.grads.values())] {
+    for (a, b) in
+        [(&plain.logits[..], &spelt.logits[..]), (plain.grads.values(), spelt.grads.values())]
+    {
         assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-12), "{a:?} {b:?}");
     }
 }
@@ -201,22 +148,39 @@ fn compare(plain: &mut Run<f64>, spelt: &mut Run<f64>, inputs: &Inputs<'_>, targ
 #[test]
 fn half_precision_rounds_operands_and_results_of_products_only() {
     let specs: [(ModelSpec, &[u8], &[u8]); 3] = [
-        (common::mlp(), include_bytes!("golden/mlp.safetensors"), include_bytes!("golden/mlp_run.safetensors")),
-        (common::gpt2(true), include_bytes!("golden/gpt2.safetensors"), include_bytes!("golden/gpt2_run.safetensors")),
-        (common::bert(), include_bytes!("golden/bert.safetensors"), include_bytes!("golden/bert_run.safetensors")),
+        (
+            common::mlp(),
+            include_bytes!("golden/mlp.safetensors"),
+            include_bytes!("golden/mlp_run.safetensors"),
+        ),
+        (
+            common::gpt2(true),
+            include_bytes!("golden/gpt2.safetensors"),
+            include_bytes!("golden/gpt2_run.safetensors"),
+        ),
+        (
+            common::bert(),
+            include_bytes!("golden/bert.safetensors"),
+            include_bytes!("golden/bert_run.safetensors"),
+        ),
     ];
     for (spec, state, run) in specs {
         let recording = common::Recording::read(run);
         let (inputs, target) = (Inputs::of(&recording), &recording.ints["target"].1);
         let mut run = Run::<f32>::load(&spec, state);
         let full = run.step(&inputs, target, Mode::train(1));
-        for (precision, bits, step) in [(Precision::Bf16, 16, 1.0 / 256.0), (Precision::F16, 13, 1.0 / 2048.0)] {
+        for (precision, bits, step) in
+            [(Precision::Bf16, 16, 1.0 / 256.0), (Precision::F16, 13, 1.0 / 2048.0)]
+        {
             let mode = |checkpointing| Mode::Train { key: 1, precision, checkpointing };
             let half = run.step(&inputs, target, mode(false));
             let greatest = full.logits.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
             for (half, full) in half.logits.iter().zip(&full.logits) {
                 assert_eq!(half.to_bits() << (32 - bits), 0, "{half} has more than 16 bits");
-                assert!((half - full).abs() < 16.0 * step * greatest, "{precision:?}: {half} {full}");
+                assert!(
+                    (half - full).abs() < 16.0 * step * greatest,
+                    "{precision:?}: {half} {full}"
+                );
             }
             assert_ne!(half.logits, full.logits);
             let again = run.step(&inputs, target, mode(true));
@@ -261,6 +225,7 @@ fn evaluation_without_the_models_buffers_is_an_error() {
     let (weights, mut workspace) = (model.initial_weights(0), model.workspace());
     let mut tape = Tape::new(std::sync::Arc::clone(model.layout()));
     let x = tape.input(&[1, 2, 9, 11], &[0.0; 198]).unwrap();
-    let result = model.forward(&mut tape, &[("x", x)], &weights, &[0.0; 2], Mode::Eval, &mut workspace);
+    let result =
+        model.forward(&mut tape, &[("x", x)], &weights, &[0.0; 2], Mode::Eval, &mut workspace);
     assert!(matches!(result, Err(OpError::DataLength { what: "buffers", .. })), "{result:?}");
 }

@@ -39,17 +39,28 @@ fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
 }
 
+/// The greatest difference between torchvision's own f32 and f64, as a part of the gradient's norm. In ResNet-50 it is
+/// 2 %: norms over twelve elements each, and ReLUs that flip.
+fn own_gap(case: &Value) -> f64 {
+    let gradients =
+        case["f64"].as_object().unwrap().iter().filter(|(name, _)| name.starts_with("grad."));
+    let gaps = gradients.map(|(name, truth)| {
+        let (truth, single) = (numbers(truth), numbers(&case["f32"][name]));
+        (truth[0] - single[0]).abs() / truth[2]
+    });
+    gaps.fold(0.0, f64::max)
+}
+
 /// Product with a drawn vector, greatest element, norm: any wrong element shows in the first.
-fn check_digest<T: Real>(case: &Value, name: &str, param: &str, ours: &[T]) {
+fn check_digest<T: Real>(case: &Value, gap: f64, name: &str, ours: &[T]) {
     let truth = numbers(&case["f64"][name]);
-    let gap = (truth[0] - numbers(&case["f32"][name])[0]).abs();
+    let param = name.split_once('.').unwrap().1;
     let mut along = vec![0.0_f64; ours.len()];
     init::uniform(8, param, 1.0, &mut along);
     let product: f64 = ours.iter().zip(&along).map(|(x, u)| x.to_f64() * u).sum();
     let norm = ours.iter().map(|x| x.to_f64() * x.to_f64()).sum::<f64>().sqrt();
-    let single = T::DTYPE == f32::DTYPE;
-    // f32 through up to fifty norms: a thousandth of the whole, where a wrong formula is off by the whole.
-    let bound = if single { (1e-3 * truth[2]).max(2.0 * gap) } else { 1e-9 * truth[2] };
+    let share = if T::DTYPE == f32::DTYPE { (2e-5_f64).max(2.0 * gap) } else { 1e-9 };
+    let bound = share * truth[2];
     assert!((product - truth[0]).abs() <= bound, "{name}: {product}, recorded {truth:?} ± {bound}");
     assert!((norm - truth[2]).abs() <= bound, "{name}: norm {norm}, recorded {truth:?} ± {bound}");
 }
@@ -60,7 +71,8 @@ fn check<T: Real>(case: &Value) {
     }));
     let model = Model::new(&spec).unwrap();
     let (weights, buffers) = (arena(model.layout().params()), arena(model.buffers().params()));
-    let (batch, side) = (case["batch"].as_u64().unwrap() as usize, case["input"][1].as_u64().unwrap());
+    let (batch, side) =
+        (case["batch"].as_u64().unwrap() as usize, case["input"][1].as_u64().unwrap());
     let mut x = vec![0.0_f32; batch * 3 * (side * side) as usize];
     init::uniform(9, "x", 1.0, &mut x);
     let x: Vec<f64> = x.into_iter().map(f64::from).collect();
@@ -74,21 +86,22 @@ fn check<T: Real>(case: &Value) {
         check_numbers(name, ours, &numbers(&case["f64"][name]), &numbers(&case["f32"][name]));
     };
     outputs("eval_logits", &ours.logits(&inputs, Mode::Eval));
-    let mode = Mode::Train { key: 0, precision: Precision::F32, checkpointing: T::DTYPE == f32::DTYPE };
+    let mode =
+        Mode::Train { key: 0, precision: Precision::F32, checkpointing: T::DTYPE == f32::DTYPE };
     let step = ours.step(&inputs, &target, mode);
     outputs("logits", &step.logits);
     outputs("loss", &[step.loss]);
-    let layout = ours.model.layout();
+    let (layout, gap) = (ours.model.layout(), own_gap(case));
     for id in layout.ids() {
         let name = &layout.param(id).unwrap().name;
-        check_digest(case, &format!("grad.{name}"), name, step.grads.of(id).unwrap());
+        check_digest(case, gap, &format!("grad.{name}"), step.grads.of(id).unwrap());
     }
     assert_eq!(step.grads.ready_order(), layout.ids().collect::<Vec<_>>());
     ours.model.update_buffers(&mut ours.buffers, &ours.workspace);
     for param in ours.model.buffers().params() {
         if !param.name.ends_with("num_batches_tracked") {
             let found = &ours.buffers[param.range.clone()];
-            check_digest(case, &format!("after.{}", param.name), &param.name, found);
+            check_digest(case, gap, &format!("after.{}", param.name), found);
         }
     }
 }

@@ -2,13 +2,13 @@
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 #![allow(dead_code, clippy::allow_attributes, reason = "each test file uses a part")]
 
+pub(crate) mod files;
+
 use std::{collections::HashMap, sync::Arc};
 
 use lockstep_api::ModelSpec;
 use lockstep_models::{Mode, Model};
-use lockstep_tensor::{
-    Accumulate, CrossEntropy, GradBuffer, Op, Real, Tape, Value,
-};
+use lockstep_tensor::{Accumulate, CrossEntropy, GradBuffer, Op, Real, Tape, Value};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
 
@@ -38,7 +38,9 @@ pub(crate) fn vit() -> ModelSpec {
 }
 
 pub(crate) fn mlp() -> ModelSpec {
-    spec(json!({ "arch": "mlp", "inputs": 5, "hidden": [7, 6], "classes": 4, "activation": "silu" }))
+    spec(
+        json!({ "arch": "mlp", "inputs": 5, "hidden": [7, 6], "classes": 4, "activation": "silu" }),
+    )
 }
 
 pub(crate) fn layers() -> ModelSpec {
