@@ -68,7 +68,7 @@ fn with_header(bytes: &[u8], change: impl Fn(&mut Value)) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], &text, &bytes[8 + length..]].concat()
 }
 
-type Change = Box<dyn Fn(&mut Value)>;
+type Change<'a> = Box<dyn Fn(&mut Value) + 'a>;
 
 #[test]
 fn lying_headers_are_refused_with_the_name_of_the_tensor() {
@@ -79,7 +79,7 @@ fn lying_headers_are_refused_with_the_name_of_the_tensor() {
         *entry = json!([begin, end]);
     };
     let name = "transformer.h.0.ln_1.bias";
-    let cases: [(&str, Change); 6] = [
+    let cases: [(&str, Change<'_>); 6] = [
         ("begins at byte", Box::new(|h| offsets(h, name, &|a, b| (a - 4, b)))),
         ("begins at byte", Box::new(|h| offsets(h, name, &|a, b| (a + 4, b)))),
         ("16 bytes", Box::new(|h| h[name]["shape"] = json!([4]))),
