@@ -2,10 +2,11 @@
 
 use lockstep_api::{
     AdagradSpec, AdamSpec, AdamwSpec, FieldError, GroupSpec, LambSpec, LionSpec, OptimizerSpec,
-    RmspropSpec, ScheduleSpec, SgdSpec, TrainSpec,
+    Precision, RmspropSpec, ScheduleSpec, SgdSpec, TrainSpec,
 };
 use lockstep_tensor::{
-    Clip, GroupUpdate, Layout, LrCurve, LrSchedule, Optimizer, ParamGroup, UpdatePlan, WarmUp,
+    Clip, Ema, EmaWarmUp, GroupUpdate, Layout, LossScale, LossScaleSettings, LossScaleState,
+    LrCurve, LrSchedule, Optimizer, ParamGroup, SettingError, UpdatePlan, WarmUp,
 };
 
 /// The plan of a model's updates.
@@ -100,4 +101,59 @@ pub(crate) fn schedule(train: &TrainSpec, steps_total: u64) -> Result<LrSchedule
     let warm_up = (0 < warmup).then_some(WarmUp { steps: warmup, start_factor });
     LrSchedule::new(warm_up, curve)
         .map_err(|error| FieldError::new("train.schedule", lockstep_service::chain(&error)))
+}
+
+/// The running mean of the weights, beginning with them, if the job wants one.
+///
+/// # Errors
+/// Names the setting that does not make sense.
+pub(crate) fn average(
+    train: &TrainSpec,
+    weights: &[f32],
+) -> Result<Option<(Ema, Vec<f32>)>, FieldError> {
+    let Some(spec) = &train.ema else { return Ok(None) };
+    let ema = Ema::new(spec.decay, EmaWarmUp::None).map_err(refuse("train.ema"))?;
+    Ok(Some((ema, weights.to_vec())))
+}
+
+/// The scale of the loss, with f16.
+///
+/// # Errors
+/// Names the setting that does not make sense.
+pub(crate) fn loss_scale(train: &TrainSpec) -> Result<Option<LossScale>, FieldError> {
+    let Some(settings) = loss_scale_settings(train) else { return Ok(None) };
+    LossScale::new(settings).map(Some).map_err(refuse("train.loss_scale"))
+}
+
+/// The scale as a checkpoint left it.
+///
+/// # Errors
+/// A state that the settings do not allow, or none where there must be one.
+pub(crate) fn resumed_loss_scale(
+    train: &TrainSpec,
+    state: Option<LossScaleState>,
+) -> Result<Option<LossScale>, FieldError> {
+    match (loss_scale_settings(train), state) {
+        (None, _) => Ok(None),
+        (Some(settings), Some(state)) => {
+            LossScale::resume(settings, state).map(Some).map_err(refuse("train.loss_scale"))
+        }
+        (Some(_), None) => {
+            Err(FieldError::new("train.loss_scale", "the checkpoint has no scale of the loss"))
+        }
+    }
+}
+
+fn loss_scale_settings(train: &TrainSpec) -> Option<LossScaleSettings> {
+    let spec = train.loss_scale.clone().unwrap_or_default();
+    (train.precision == Precision::F16).then(|| LossScaleSettings {
+        initial: spec.initial,
+        growth_factor: spec.growth_factor,
+        backoff_factor: spec.backoff_factor,
+        growth_interval: u32::try_from(spec.growth_interval).unwrap_or(u32::MAX),
+    })
+}
+
+fn refuse(field: &'static str) -> impl Fn(SettingError) -> FieldError {
+    move |error| FieldError::new(field, lockstep_service::chain(&error))
 }
