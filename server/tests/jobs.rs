@@ -160,6 +160,26 @@ async fn what_does_not_fit_is_refused_with_every_field(pool: PgPool) {
 }
 
 #[sqlx::test(migrations = "../migrations")]
+async fn weights_to_begin_with_are_found_by_digest_and_laid_out_for_the_check(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let token = &server.first.token;
+    let mut job = server.job(token).await;
+    job["model"]["init_from"] = json!(lockstep_api::Digest::of(b"never put"));
+    let answer = server.submit(token, &job, None).await;
+    answer.problem(422, "job_refused");
+    assert_eq!(answer.fields(), ["model.init_from"]);
+    job["model"]["init_from"] = json!(server.put_file(token, b"weights").await.digest);
+    let answer = server.submit(token, &job, None).await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.json());
+    let asked = server.asked();
+    assert_eq!(std::fs::read_to_string(asked["init_path"].as_str().unwrap()).unwrap(), "weights");
+    let other = server.other_project().await.token;
+    let answer = server.submit(&other, &job, None).await;
+    answer.problem(422, "job_refused");
+    assert!(answer.fields().contains(&"model.init_from".to_owned()), "{:?}", answer.fields());
+}
+
+#[sqlx::test(migrations = "../migrations")]
 async fn components_and_data_of_another_project_are_not_there(pool: PgPool) {
     let server = Server::new(pool).await;
     let other = server.other_project().await.token;

@@ -20,6 +20,9 @@ pub struct CheckRequest {
     pub train_dir: String,
     /// Likewise for evaluation.
     pub eval_dir: Option<String>,
+    /// The file that `model.init_from` names.
+    #[serde(default)]
+    pub init_path: Option<String>,
     /// Folder for compiled components.
     pub cache_dir: String,
 }

@@ -9,7 +9,6 @@ mod node;
 mod problem;
 mod rank;
 mod spec;
-mod spec_parse;
 mod state;
 
 pub use agent::*;
@@ -21,5 +20,4 @@ pub use node::*;
 pub use problem::*;
 pub use rank::*;
 pub use spec::*;
-pub use spec_parse::*;
 pub use state::*;

@@ -47,6 +47,9 @@ pub struct RankConfig {
     pub eval_dir: Option<String>,
     /// Folder for compiled components.
     pub cache_dir: String,
+    /// The file that `model.init_from` names. Read only when there is no checkpoint to resume from.
+    #[serde(default)]
+    pub init_path: Option<String>,
     /// A checkpoint file to resume from.
     pub resume_path: Option<String>,
     /// Folder to write checkpoints to (rank 0).

@@ -32,10 +32,12 @@ pub(crate) enum Field {
     Loss,
     Train,
     Eval,
+    InitFrom,
 }
 
 impl Field {
-    pub(crate) const ALL: [Self; 4] = [Self::Loader, Self::Loss, Self::Train, Self::Eval];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Loader, Self::Loss, Self::Train, Self::Eval, Self::InitFrom];
 
     pub(crate) fn path(self) -> &'static str {
         match self {
@@ -43,13 +45,14 @@ impl Field {
             Self::Loss => "loss.component",
             Self::Train => "data.train",
             Self::Eval => "data.eval",
+            Self::InitFrom => "model.init_from",
         }
     }
 
-    /// Datasets may be folders; components are files.
+    /// Datasets may be folders; components and weights are files.
     pub(crate) fn is_dataset(self) -> bool {
         match self {
-            Self::Loader | Self::Loss => false,
+            Self::Loader | Self::Loss | Self::InitFrom => false,
             Self::Train | Self::Eval => true,
         }
     }
@@ -60,6 +63,7 @@ impl Field {
             Self::Loss => Some(&spec.loss.component),
             Self::Train => Some(&spec.data.train),
             Self::Eval => spec.data.eval.as_deref(),
+            Self::InitFrom => spec.model.init_from.as_deref(),
         }
     }
 
@@ -69,6 +73,7 @@ impl Field {
             Self::Loss => spec.loss.component = value,
             Self::Train => spec.data.train = value,
             Self::Eval => spec.data.eval = Some(value),
+            Self::InitFrom => spec.model.init_from = Some(value),
         }
     }
 }

@@ -7,7 +7,8 @@
 use lockstep_api::{Digest, ProjectId};
 use sqlx::{PgConnection, query, query_scalar};
 
-/// Deletes those of `files` that neither a checkpoint nor a dataset refers to, and the chunks that no other file has.
+/// Deletes those of `files` that neither a checkpoint nor a dataset refers to and that no unfinished job begins with,
+/// and the chunks that no other file has.
 pub(crate) async fn collect_files(
     db: &mut PgConnection,
     project: ProjectId,
@@ -41,7 +42,11 @@ pub(crate) async fn collect_files(
         "DELETE FROM file
          WHERE project_id = $1 AND digest = ANY($2)
            AND NOT EXISTS (SELECT FROM checkpoint AS c WHERE c.project_id = $1 AND c.file_digest = file.digest)
-           AND NOT EXISTS (SELECT FROM dataset_file AS d WHERE d.project_id = $1 AND d.file_digest = file.digest)",
+           AND NOT EXISTS (SELECT FROM dataset_file AS d WHERE d.project_id = $1 AND d.file_digest = file.digest)
+           AND NOT EXISTS (
+               SELECT FROM job AS j
+               WHERE j.project_id = $1 AND j.ended_at IS NULL AND j.spec->'model'->>'init_from' = file.digest
+           )",
         project as ProjectId,
         &files,
     )

@@ -18,6 +18,8 @@ use crate::{audit, data, progress};
 const MAX_UNFINISHED_JOBS: i64 = 10_000;
 /// Largest component, bytes.
 const COMPONENT_BYTES: i64 = 64 << 20;
+/// Largest file of weights to begin with, bytes.
+const WEIGHTS_BYTES: i64 = 8 << 30;
 /// How long an idempotency key is remembered.
 const KEY_LIFETIME: TimeDelta = TimeDelta::hours(24);
 
@@ -37,6 +39,7 @@ struct Resolved {
     loss: FileManifest,
     train: DatasetView,
     eval: Option<DatasetView>,
+    init: Option<FileManifest>,
 }
 
 /// Submits a job. With a key: at most one job comes of it, whoever is quicker.
@@ -94,7 +97,7 @@ async fn used_before(
     }
 }
 
-/// Finds components and datasets; names every field that leads nowhere.
+/// Finds components, datasets and weights; names every field that leads nowhere.
 async fn resolve(
     db: &mut PgConnection,
     project: ProjectId,
@@ -108,16 +111,18 @@ async fn resolve(
         Some(name) => Some(dataset(db, project, "data.eval", name, &mut errors).await?),
         None => None,
     };
-    let eval = match eval {
-        Some(None) => return Err(Problem::Refused(errors)),
-        Some(Some(found)) => Some(found),
+    let init = match &spec.model.init_from {
+        Some(text) => {
+            file(db, project, "model.init_from", text, WEIGHTS_BYTES, &mut errors).await?
+        }
         None => None,
     };
+    // What was named and not found is among the errors.
     let (Some(loader), Some(loss), Some(train), true) = (loader, loss, train, errors.is_empty())
     else {
         return Err(Problem::Refused(errors));
     };
-    Ok(Resolved { loader, loss, train, eval })
+    Ok(Resolved { loader, loss, train, eval: eval.flatten(), init })
 }
 
 async fn component(
@@ -128,7 +133,19 @@ async fn component(
     errors: &mut Vec<FieldError>,
 ) -> Result<Option<FileManifest>, Problem> {
     let field = format!("{field}.component");
-    let digest: Digest = match guest.component.parse() {
+    file(db, project, &field, &guest.component, COMPONENT_BYTES, errors).await
+}
+
+/// A file of the project, by digest.
+async fn file(
+    db: &mut PgConnection,
+    project: ProjectId,
+    field: &str,
+    digest: &str,
+    bytes_cap: i64,
+    errors: &mut Vec<FieldError>,
+) -> Result<Option<FileManifest>, Problem> {
+    let digest: Digest = match digest.parse() {
         Ok(digest) => digest,
         Err(error) => {
             return Err(Problem::Refused(vec![FieldError::new(field, format!("{error}"))]));
@@ -136,8 +153,8 @@ async fn component(
     };
     let found = data::store::find_file(db, project, &digest).await?;
     let message = match &found {
-        Some(file) if COMPONENT_BYTES < file.size_bytes => {
-            format!("expected at most {COMPONENT_BYTES} bytes, got {}", file.size_bytes)
+        Some(file) if bytes_cap < file.size_bytes => {
+            format!("expected at most {bytes_cap} bytes, got {}", file.size_bytes)
         }
         Some(_) => return Ok(found),
         None => format!("expected the digest of a file that was put before, got {digest}"),
@@ -186,12 +203,17 @@ async fn examine(
         Some(eval) => Some(materials.dataset(app, project, eval).await?.into_string()),
         None => None,
     };
+    let init_path = match &resolved.init {
+        Some(init) => Some(materials.file(app, project, init).await?.into_string()),
+        None => None,
+    };
     let request = CheckRequest {
         spec: spec.clone(),
         loader_path: loader_path.into_string(),
         loss_path: loss_path.into_string(),
         train_dir: train_dir.into_string(),
         eval_dir,
+        init_path,
         cache_dir: materials.compiled().into_string(),
     };
     check::check(app, &request).await

@@ -1,11 +1,14 @@
 //! The part of a job's settings that decides its curve: what a checkpoint must agree with to be resumed from.
 
-use lockstep_api::JobSpec;
+use lockstep_api::{JobSpec, ModelSpec, OptimizerSpec, Precision, ScheduleSpec};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::CheckpointError;
 
-/// Model, data, guests, batches, seed and optimizer. Length, number of ranks, limits and timeouts may change.
+/// Model, data, guests, batches, seed and all that makes a step of a gradient. Length, number of ranks, threads,
+/// evaluation, limits and timeouts may change. A schedule that ends with the job changes with its length.
 pub fn curve_settings(spec: &JobSpec) -> Value {
     json!({
         "model": spec.model,
@@ -17,6 +20,13 @@ pub fn curve_settings(spec: &JobSpec) -> Value {
             "micro_batch": spec.train.micro_batch,
             "seed": spec.train.seed,
             "optimizer": spec.train.optimizer,
+            "groups": spec.train.groups,
+            "schedule": spec.train.schedule,
+            "clip_norm": spec.train.clip_norm,
+            "clip_value": spec.train.clip_value,
+            "ema": spec.train.ema,
+            "precision": spec.train.precision,
+            "loss_scale": spec.train.loss_scale,
         },
         "ddp": { "reduction": spec.ddp.reduction },
     })
@@ -24,9 +34,32 @@ pub fn curve_settings(spec: &JobSpec) -> Value {
 
 /// Compares field by field, so that the refusal can name one.
 pub(crate) fn compare(checkpoint: &Value, job: &Value) -> Result<(), CheckpointError> {
-    match first_difference("", checkpoint, job) {
+    match first_difference("", &complete(checkpoint), &complete(job)) {
         None => Ok(()),
         Some((field, checkpoint, job)) => Err(CheckpointError::Settings { field, checkpoint, job }),
+    }
+}
+
+/// The settings with the defaults of fields that an older version did not have, as it behaved then.
+fn complete(settings: &Value) -> Value {
+    let mut settings = settings.clone();
+    if let Some(model) = settings.get_mut("model") {
+        rewrite::<ModelSpec>(model);
+    }
+    if let Some(Value::Object(train)) = settings.get_mut("train") {
+        if let Some(optimizer) = train.get_mut("optimizer") {
+            rewrite::<OptimizerSpec>(optimizer);
+        }
+        train.entry("schedule").or_insert_with(|| json!(ScheduleSpec::default()));
+        train.entry("precision").or_insert_with(|| json!(Precision::default()));
+    }
+    settings
+}
+
+/// What cannot be read stays as it is: it differs from whatever can.
+fn rewrite<T: DeserializeOwned + Serialize>(value: &mut Value) {
+    if let Ok(written) = T::deserialize(&*value).and_then(serde_json::to_value) {
+        *value = written;
     }
 }
 
@@ -66,6 +99,30 @@ mod tests {
             error,
             "`train.optimizer.lr` differs: the checkpoint was made with 0.1, the job has 0.2"
         );
+    }
+
+    #[test]
+    fn settings_of_before_a_field_was_there_have_its_default() {
+        let file = json!({
+            "model": { "arch": "mlp", "inputs": 2, "hidden": [], "classes": 2 },
+            "train": { "seed": 7, "optimizer": { "name": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0 } },
+        });
+        let mut job = file.clone();
+        job["model"]["activation"] = json!("relu");
+        job["model"]["init_strict"] = json!(true);
+        job["model"]["init_from"] = json!(null);
+        job["train"]["optimizer"]["nesterov"] = json!(false);
+        job["train"]["schedule"] =
+            json!({ "name": "constant", "warmup_steps": 0, "warmup_start_factor": 0.0 });
+        job["train"]["precision"] = json!("f32");
+        job["train"]["clip_norm"] = json!(null);
+        assert!(compare(&file, &job).is_ok());
+        job["train"]["precision"] = json!("bf16");
+        let error = compare(&file, &job).unwrap_err().to_string();
+        assert!(error.starts_with("`train.precision` differs"), "{error}");
+        job["model"]["activation"] = json!("tanh");
+        let error = compare(&file, &job).unwrap_err().to_string();
+        assert!(error.starts_with("`model.activation` differs"), "{error}");
     }
 
     #[test]

@@ -6,13 +6,16 @@ use std::sync::Arc;
 use camino::Utf8Path;
 use lockstep_api::Step;
 use lockstep_checkpoint::{FORMAT_VERSION, Meta, State, StateMut, load, save};
-use lockstep_tensor::{Accumulate, Activation, GradBuffer, Layout, Op, Optimizer, OptimizerState, Tape, init};
+use lockstep_tensor::{
+    Accumulate, Activation, Clip, GradBuffer, Layout, Op, Optimizer, OptimizerState, StepFactors,
+    Tape, UpdatePlan, init,
+};
 use serde_json::json;
 
 struct Model {
     layout: Arc<Layout>,
     weights: Vec<f32>,
-    optimizer: Optimizer,
+    plan: UpdatePlan,
     state: OptimizerState,
 }
 
@@ -22,8 +25,9 @@ impl Model {
         let layout = Arc::new(Layout::new(shapes).unwrap());
         let mut weights = vec![0.0; layout.len()];
         init::kaiming_uniform(1, "all", 3, &mut weights);
-        let state = optimizer.state(layout.len());
-        Self { layout, weights, optimizer, state }
+        let plan = UpdatePlan::new(optimizer, Clip::None, &[], &layout).unwrap();
+        let state = plan.state();
+        Self { layout, weights, plan, state }
     }
 
     /// Brings the outputs towards zero, with inputs that depend on the step.
@@ -42,7 +46,9 @@ impl Model {
             let loss = tape.apply(Op::Sum, &[squares], &self.weights).unwrap();
             tape.backward(&[(loss, &[1.0])], &self.weights, Accumulate::Overwrite, &mut gradients)
                 .unwrap();
-            self.optimizer.step(&mut self.weights, gradients.values(), 0.5, &mut self.state);
+            let factors = StepFactors { lr_factor: 1.0, grad_scale: 0.5 };
+            let Self { plan, weights, state, .. } = self;
+            plan.step(weights, gradients.values(), factors, state).unwrap();
         }
     }
 }
@@ -50,7 +56,13 @@ impl Model {
 #[test]
 fn training_goes_on_from_a_checkpoint_with_the_same_bits() {
     let adamw = Optimizer::AdamW { lr: 0.05, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.01 };
-    let sgd = Optimizer::Sgd { lr: 0.05, momentum: 0.9, weight_decay: 0.01 };
+    let sgd = Optimizer::Sgd {
+        lr: 0.05,
+        momentum: 0.9,
+        dampening: 0.0,
+        nesterov: false,
+        weight_decay: 0.01,
+    };
     let folder = tempfile::tempdir().unwrap();
     let path = Utf8Path::from_path(folder.path()).unwrap().join("step-5.safetensors");
     for optimizer in [adamw, sgd] {

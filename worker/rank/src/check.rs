@@ -5,7 +5,9 @@
 use std::sync::Arc;
 
 use camino::Utf8Path;
-use lockstep_api::{CheckRequest, CheckResponse, CheckSummary, FieldError, JobSpec};
+use lockstep_api::{
+    CheckRequest, CheckResponse, CheckSummary, EvalSpec, FieldError, JobSpec, TrainSpec,
+};
 use lockstep_sandbox::{Batch, GuestError, GuestErrorKind, Loader, LogLevel, LogSink};
 use lockstep_tensor::{Accumulate, GradBuffer};
 
@@ -15,7 +17,7 @@ use crate::loss::{LossError, LossValue};
 use crate::model::{INPUT, Model};
 use crate::order::{Permutation, sample_seed};
 use crate::schedule::Schedule;
-use crate::setup;
+use crate::update;
 use lockstep_service::chain;
 
 /// Program, runtime, stacks, compiled guests: what a rank needs before its first number.
@@ -34,6 +36,32 @@ pub fn check(request: &CheckRequest) -> CheckResponse {
     }
 }
 
+/// Refuses by name what a job may say and this engine does not do yet: nothing is left out in silence.
+fn supported(spec: &JobSpec) -> Result<(), FieldError> {
+    let train = &spec.train;
+    let plain = TrainSpec {
+        max_steps: train.max_steps,
+        seed: train.seed,
+        groups: train.groups.clone(),
+        schedule: train.schedule.clone(),
+        clip_norm: train.clip_norm,
+        clip_value: train.clip_value,
+        ..TrainSpec::new(
+            train.global_batch,
+            train.micro_batch,
+            train.epochs,
+            train.optimizer.clone(),
+        )
+    };
+    let field = match () {
+        () if *train != plain => "train",
+        () if spec.eval != EvalSpec::default() => "eval",
+        () if spec.model.init_from.is_some() => "model.init_from",
+        () => return Ok(()),
+    };
+    Err(FieldError::new(field, "expected the defaults: this engine does nothing else yet"))
+}
+
 /// A split with the first batch that will be asked of it.
 struct Probe {
     samples: u64,
@@ -44,9 +72,11 @@ struct Probe {
 
 fn dry_run(request: &CheckRequest) -> Result<CheckSummary, FieldError> {
     let spec = &request.spec;
+    supported(spec)?;
     let model =
         Model::new(&spec.model).map_err(|error| FieldError::new("model", error.to_string()))?;
     let rank_memory_bytes = memory(spec, &model)?;
+    update::plan(&spec.train, model.layout())?;
     let guests = Guests::prepare(
         request.loader_path.as_ref(),
         request.loss_path.as_ref(),
@@ -138,7 +168,7 @@ fn dry_step(engine: &mut Engine, probe: &Probe) -> Result<(), FieldError> {
 /// gradients, the two guests' ceilings left out: those are limits, not needs.
 fn memory(spec: &JobSpec, model: &Model) -> Result<u64, FieldError> {
     let parameters = model.layout().len() as u64;
-    let moments = setup::optimizer(&spec.train.optimizer).moment_names().len() as u64;
+    let moments = update::optimizer(&spec.train.optimizer)?.moment_names().len() as u64;
     let grains = spec.train.global_batch.div_ceil(spec.train.micro_batch) as usize;
     let partial_sums = match spec.ddp.reduction {
         lockstep_api::Reduction::Fast => 1,

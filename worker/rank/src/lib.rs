@@ -3,6 +3,7 @@
 mod train;
 
 mod setup;
+mod update;
 
 mod evaluate;
 

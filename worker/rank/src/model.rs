@@ -2,13 +2,22 @@
 
 use std::sync::Arc;
 
-use lockstep_api::ModelSpec;
-use lockstep_tensor::{Activation, Layout, LayoutError, Op, OpError, ParamId, Tape, Value, init};
+use lockstep_api::{Activation, ArchSpec, MlpSpec, ModelSpec};
+use lockstep_tensor::{Layout, LayoutError, Op, OpError, ParamId, Tape, Value, init};
 
 /// The tensor of a batch that models read.
 pub(crate) const INPUT: &str = "x";
 /// The tensor that models put out.
 pub(crate) const OUTPUT: &str = "logits";
+
+/// Why there is no model.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ModelError {
+    #[error("expected an mlp with relu: this engine has no other architecture yet")]
+    Arch,
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+}
 
 /// Linear layers with ReLU between them. Knows names and shapes; owns no numbers.
 #[derive(Debug, Clone)]
@@ -31,9 +40,13 @@ impl Model {
     /// Parameters `layers.0.weight` `[out, in]`, `layers.0.bias` `[out]`, and so on in order of use.
     ///
     /// # Errors
-    /// When there are more numbers than any arena may hold.
-    pub(crate) fn new(spec: &ModelSpec) -> Result<Self, LayoutError> {
-        let ModelSpec::Mlp { inputs, hidden, classes } = spec;
+    /// When it is of another architecture, or there are more numbers than any arena may hold.
+    pub(crate) fn new(spec: &ModelSpec) -> Result<Self, ModelError> {
+        let ArchSpec::Mlp(MlpSpec { inputs, hidden, classes, activation: Activation::Relu }) =
+            &spec.arch
+        else {
+            return Err(ModelError::Arch);
+        };
         let widths = [inputs].into_iter().chain(hidden).chain([classes]);
         let widths: Vec<usize> = widths.map(|width| *width as usize).collect();
         let name = |index: usize, part: &str| format!("layers.{index}.{part}");
@@ -102,7 +115,11 @@ impl Model {
                 value = tape.apply(Op::Relu, &[value], weights)?;
             }
             let (weight, bias) = (tape.param(layer.weight), tape.param(layer.bias));
-            value = tape.apply(Op::Linear(Activation::None), &[value, weight, bias], weights)?;
+            value = tape.apply(
+                Op::Linear(lockstep_tensor::Activation::None),
+                &[value, weight, bias],
+                weights,
+            )?;
         }
         Ok(value)
     }
@@ -112,10 +129,13 @@ impl Model {
 mod tests {
     use super::*;
 
+    fn mlp(inputs: u32, hidden: Vec<u32>, classes: u32) -> ModelSpec {
+        ArchSpec::Mlp(MlpSpec { inputs, hidden, classes, activation: Activation::Relu }).into()
+    }
+
     #[test]
     fn a_perceptron_has_the_documented_names_and_computes_by_hand() {
-        let spec = ModelSpec::Mlp { inputs: 2, hidden: vec![2], classes: 1 };
-        let model = Model::new(&spec).unwrap();
+        let model = Model::new(&mlp(2, vec![2], 1)).unwrap();
         let shapes: Vec<_> =
             model.layout().params().iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
         assert_eq!(
@@ -138,7 +158,7 @@ mod tests {
 
     #[test]
     fn initial_weights_depend_on_the_seed_and_are_never_left_at_zero() {
-        let model = Model::new(&ModelSpec::Mlp { inputs: 3, hidden: vec![], classes: 4 }).unwrap();
+        let model = Model::new(&mlp(3, vec![], 4)).unwrap();
         assert_eq!(model.initial_weights(1), model.initial_weights(1));
         assert_ne!(model.initial_weights(1), model.initial_weights(2));
         assert!(model.initial_weights(1).iter().all(|weight| *weight != 0.0));

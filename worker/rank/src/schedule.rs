@@ -100,14 +100,13 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
-    use lockstep_api::OptimizerSpec;
     use proptest::prelude::*;
 
     use super::*;
 
     fn train(global_batch: u32, micro_batch: u32, epochs: u32) -> TrainSpec {
-        let optimizer = OptimizerSpec::Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.0 };
-        TrainSpec { global_batch, micro_batch, epochs, max_steps: None, seed: 0, optimizer }
+        let optimizer = serde_json::from_value(serde_json::json!({ "name": "sgd", "lr": 0.1 }));
+        TrainSpec::new(global_batch, micro_batch, epochs, optimizer.unwrap())
     }
 
     proptest! {

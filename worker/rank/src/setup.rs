@@ -5,13 +5,13 @@ use std::thread::{self, JoinHandle};
 
 use camino::Utf8Path;
 use lockstep_api::{
-    FailureCode, GuestSpec, LogLevel, LogSource, OptimizerSpec, Phase, RankConfig, Reduction,
+    FailureCode, FieldError, GuestSpec, LogLevel, LogSource, Phase, RankConfig, Reduction,
 };
 use lockstep_checkpoint::{Meta, StateMut, curve_settings};
 use lockstep_collective::GroupError;
 use lockstep_ddp::{Reducer, ReducerConfig};
 use lockstep_sandbox::{Loader, LogSink};
-use lockstep_tensor::{Layout, Optimizer, OptimizerState};
+use lockstep_tensor::{Layout, LrSchedule, OptimizerState, UpdatePlan};
 
 use crate::agreement;
 use crate::failure::{Failure, GuestCall};
@@ -22,6 +22,7 @@ use crate::loss::{Loss, MAX_METRICS};
 use crate::model::Model;
 use crate::position::Position;
 use crate::schedule::Schedule;
+use crate::update;
 use lockstep_service::chain;
 
 const MIB: usize = 1 << 20;
@@ -38,7 +39,9 @@ pub(crate) struct Ready {
     /// The course of the job.
     pub(crate) schedule: Schedule,
     /// How a gradient becomes a step.
-    pub(crate) optimizer: Optimizer,
+    pub(crate) update: UpdatePlan,
+    /// The course of the learning rate.
+    pub(crate) learning_rate: LrSchedule,
     /// What it remembers.
     pub(crate) optimizer_state: OptimizerState,
     /// The process group.
@@ -70,9 +73,13 @@ pub(crate) fn prepare(
     let forming = begin_forming(config, model.layout(), position)?;
     let Opened { train, samples, eval, loss } = open_guests(config, link)?;
     let schedule = Schedule::new(samples, &spec.train);
-    let optimizer = optimizer(&spec.train.optimizer);
+    let refused = |error: FieldError| {
+        Failure::new(FailureCode::RankError, format!("{}: {}", error.field, error.message))
+    };
+    let update = update::plan(&spec.train, model.layout()).map_err(refused)?;
+    let learning_rate = update::schedule(&spec.train, schedule.steps_total()).map_err(refused)?;
     let mut weights = model.initial_weights(spec.train.seed);
-    let mut optimizer_state = optimizer.state(weights.len());
+    let mut optimizer_state = update.state();
     let mut next_step = 0;
     if let Some(path) = &config.resume_path {
         let state = StateMut {
@@ -95,7 +102,17 @@ pub(crate) fn prepare(
     ];
     agreement::agree(&mut reducer, &facts)?;
     let engine = Engine::new(model, loss, weights);
-    Ok(Ready { engine, train, eval, schedule, optimizer, optimizer_state, reducer, next_step })
+    Ok(Ready {
+        engine,
+        train,
+        eval,
+        schedule,
+        update,
+        learning_rate,
+        optimizer_state,
+        reducer,
+        next_step,
+    })
 }
 
 /// Another thread meets the other ranks meanwhile.
@@ -200,18 +217,6 @@ fn resume(
         return Err(Failure::new(FailureCode::CheckpointFailed, message));
     }
     Ok(next_step)
-}
-
-/// The job's optimizer in the engine's terms.
-pub(crate) fn optimizer(spec: &OptimizerSpec) -> Optimizer {
-    match *spec {
-        OptimizerSpec::Sgd { lr, momentum, weight_decay } => {
-            Optimizer::Sgd { lr, momentum, weight_decay }
-        }
-        OptimizerSpec::Adamw { lr, betas, eps, weight_decay } => {
-            Optimizer::AdamW { lr, betas: (betas[0], betas[1]), eps, weight_decay }
-        }
-    }
 }
 
 /// Guests' words go to the job's log.

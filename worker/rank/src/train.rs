@@ -8,6 +8,7 @@ use lockstep_api::{
 use lockstep_checkpoint::{FORMAT_VERSION, Meta, curve_settings};
 use lockstep_ddp::{GrainSums, StepOutcome, Votes};
 use lockstep_sandbox::Batch;
+use lockstep_tensor::StepFactors;
 use serde_json::json;
 
 use crate::checkpoints::{Checkpoints, Snapshot};
@@ -143,7 +144,7 @@ impl Trainer {
 
     fn update_weights(&mut self, step: u64, outcome: &StepOutcome) -> Result<(), Failure> {
         self.position.enter(Phase::Optimizer);
-        let Ready { optimizer, optimizer_state, reducer, engine, .. } = &mut self.ready;
+        let Ready { update, learning_rate, optimizer_state, reducer, engine, .. } = &mut self.ready;
         let gradients = reducer.gradients();
         if outcome.non_finite || !outcome.loss_sum.is_finite() {
             let params = engine.model.layout().params();
@@ -160,8 +161,11 @@ impl Trainer {
             );
             return Err(Failure::new(FailureCode::NonFinite, message));
         }
-        let scale = (1.0 / outcome.weight) as f32;
-        optimizer.step(&mut engine.weights, gradients, scale, optimizer_state);
+        let factors =
+            StepFactors { lr_factor: learning_rate.factor(step), grad_scale: 1.0 / outcome.weight };
+        update
+            .step(&mut engine.weights, gradients, factors, optimizer_state)
+            .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
         Ok(())
     }
 

@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use harness::Files;
 use harness::jobs::{digits, digits_files, misbehaving, misbehaving_files};
 use lockstep_api::{
-    CheckRequest, CheckResponse, CheckSummary, FieldError, JobSpec, ModelSpec, Reduction,
+    Activation, ArchSpec, CheckRequest, CheckResponse, CheckSummary, FieldError, JobSpec, MlpSpec,
+    ModelSpec, Reduction,
 };
 use serde_json::json;
 
@@ -21,6 +22,7 @@ fn check(spec: &JobSpec, files: &Files) -> CheckResponse {
         loss_path: files.loss.to_string(),
         train_dir: files.train_dir.to_string(),
         eval_dir: files.eval_dir.as_ref().map(ToString::to_string),
+        init_path: None,
         cache_dir: harness::cache_dir().into(),
     };
     let mut child = Command::new(env!("CARGO_BIN_EXE_lockstep-rank"))
@@ -54,8 +56,12 @@ fn refused(spec: &JobSpec, files: &Files) -> FieldError {
     }
 }
 
+fn mlp(inputs: u32, hidden: Vec<u32>, classes: u32) -> ModelSpec {
+    ArchSpec::Mlp(MlpSpec { inputs, hidden, classes, activation: Activation::Relu }).into()
+}
+
 fn model(inputs: u32, classes: u32) -> ModelSpec {
-    ModelSpec::Mlp { inputs, hidden: vec![32, 32], classes }
+    mlp(inputs, vec![32, 32], classes)
 }
 
 #[test]
@@ -166,7 +172,7 @@ fn a_loss_that_does_not_work_is_refused() {
 #[test]
 fn a_slot_that_is_too_small_is_refused_with_the_need() {
     let mut spec = digits(1, Reduction::Fast, 1);
-    spec.model = ModelSpec::Mlp { inputs: 64, hidden: vec![4096, 4096], classes: 10 };
+    spec.model = mlp(64, vec![4096, 4096], 10);
     spec.gang.slot.memory_mib = 128;
     let error = refused(&spec, &digits_files());
     assert_eq!(error.field, "gang.slot.memory_mib");

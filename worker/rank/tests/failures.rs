@@ -175,8 +175,8 @@ fn a_checkpoint_of_another_job_is_refused_by_field() {
 #[test]
 fn a_label_outside_of_the_classes_is_named_with_its_sample() {
     let mut spec = digits(1, Reduction::Fast, 1);
-    let lockstep_api::ModelSpec::Mlp { classes, .. } = &mut spec.model;
-    *classes = 9;
+    let lockstep_api::ArchSpec::Mlp(mlp) = &mut spec.model.arch else { panic!("{:?}", spec.model) };
+    mlp.classes = 9;
     let outcome = Gang::start(&spec, &digits_files(), None).finish();
     let report = outcome.failure(0);
     assert_eq!(report.code, FailureCode::GuestShape);

@@ -9,8 +9,11 @@ use std::sync::Arc;
 
 use harness::Gang;
 use harness::jobs::{misbehaving, misbehaving_files};
-use lockstep_api::{ModelSpec, OptimizerSpec, Reduction};
-use lockstep_tensor::{Accumulate, Activation, GradBuffer, Layout, Op, Optimizer, Tape, init};
+use lockstep_api::Reduction;
+use lockstep_tensor::{
+    Accumulate, Activation, Clip, GradBuffer, Layout, Op, Optimizer, StepFactors, Tape, UpdatePlan,
+    init,
+};
 use serde_json::json;
 
 const STEPS: u32 = 6;
@@ -25,12 +28,18 @@ fn a_gang_follows_the_curve_of_one_plain_process() {
     {
         let mut spec = misbehaving(ranks, json!({}), json!({}));
         spec.ddp.reduction = reduction;
-        spec.model = ModelSpec::Mlp { inputs: 64, hidden: vec![32], classes: 10 };
+        spec.model = serde_json::from_value(
+            json!({ "arch": "mlp", "inputs": 64, "hidden": [32], "classes": 10 }),
+        )
+        .unwrap();
         spec.train.epochs = STEPS;
         spec.train.global_batch = 256;
         // Ten full grains and one of six samples.
         spec.train.micro_batch = 25;
-        spec.train.optimizer = OptimizerSpec::Sgd { lr: 0.2, momentum: 0.9, weight_decay: 1e-3 };
+        spec.train.optimizer = serde_json::from_value(
+            json!({ "name": "sgd", "lr": 0.2, "momentum": 0.9, "weight_decay": 1e-3 }),
+        )
+        .unwrap();
         let outcome = Gang::start(&spec, &misbehaving_files("misbehaving-loss"), None).finish();
         let losses = outcome.assert_success().losses();
         assert_eq!(losses.len(), expected.len());
@@ -57,8 +66,15 @@ fn plain_losses() -> Vec<f64> {
         let inputs = if param.name.starts_with("layers.0") { 64 } else { 32 };
         init::kaiming_uniform(7, &param.name, inputs, &mut weights[param.range.clone()]);
     }
-    let sgd = Optimizer::Sgd { lr: 0.2, momentum: 0.9, weight_decay: 1e-3 };
-    let mut state = sgd.state(layout.len());
+    let sgd = Optimizer::Sgd {
+        lr: 0.2,
+        momentum: 0.9,
+        dampening: 0.0,
+        nesterov: false,
+        weight_decay: 1e-3,
+    };
+    let plan = UpdatePlan::new(sgd, Clip::None, &[], &layout).unwrap();
+    let mut state = plan.state();
     let mut gradients = GradBuffer::new(Arc::clone(&layout));
     let mut tape = Tape::new(Arc::clone(&layout));
     let mut losses = Vec::new();
@@ -79,7 +95,8 @@ fn plain_losses() -> Vec<f64> {
         let loss = apply(Op::Neg, &[mean]);
         losses.push(f64::from(tape.values(loss).unwrap()[0]));
         tape.backward(&[(loss, &[1.0])], &weights, Accumulate::Overwrite, &mut gradients).unwrap();
-        sgd.step(&mut weights, gradients.values(), 1.0, &mut state);
+        let factors = StepFactors { lr_factor: 1.0, grad_scale: 1.0 };
+        plan.step(&mut weights, gradients.values(), factors, &mut state).unwrap();
     }
     losses
 }

@@ -47,20 +47,38 @@ mod sink;
 
 mod optimizer;
 
+mod schedule;
+
+mod plateau;
+
+mod ema;
+
+mod loss_scale;
+
 mod recipe;
 
 pub mod init;
 
 mod error;
+mod glob;
 mod kernel;
+mod setting;
 
+pub use ema::{Ema, EmaWarmUp};
 pub use error::{Metas, OpError};
-pub use kernel::Threads;
+pub use kernel::{Threads, ThreadsError};
 pub use layout::{Layout, LayoutError, Param, ParamId};
+pub use loss_scale::{LossScale, LossScaleSettings, LossScaleState, StepDecision};
 pub use meta::{DType, Dims, MAX_ELEMENTS, MAX_RANK, Meta};
 pub use ops::{Activation, BatchNorm, CrossEntropy, Dropout, LayerNorm, Op, RmsNorm, norm};
-pub use optimizer::{Optimizer, OptimizerState, StateError};
+pub use optimizer::{
+    Clip, GroupUpdate, Optimizer, OptimizerState, PIECE_LEN, ParamGroup, PlanError, Segment,
+    StateError, StepError, StepFactors, StepReport, UpdatePlan,
+};
+pub use plateau::{Goal, Plateau, PlateauSettings, PlateauState, Threshold};
 pub use real::Real;
 pub use recipe::{MAX_RECIPE_CONSTANTS, MAX_RECIPE_NODES, Node, Recipe, RecipeBuilder};
+pub use schedule::{LrCurve, LrSchedule, WarmUp};
+pub use setting::SettingError;
 pub use sink::{Accumulate, GradBuffer, GradSink};
 pub use tape::{MAX_TAPE_NODES, Tape, Value};

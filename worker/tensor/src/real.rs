@@ -9,7 +9,7 @@ use crate::{meta::DType, special};
 
 mod sealed {
     /// The matrix product knows these two only.
-    pub trait Sealed {}
+    pub trait Sealed: crate::kernel::Element {}
     impl Sealed for f32 {}
     impl Sealed for f64 {}
 }
@@ -59,10 +59,12 @@ impl Real for f32 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
 
+    #[inline(always)]
     fn from_f64(value: f64) -> Self {
         value as Self
     }
 
+    #[inline(always)]
     fn to_f64(self) -> f64 {
         f64::from(self)
     }
@@ -72,6 +74,7 @@ impl Real for f32 {
         special::exp_f32(self)
     }
 
+    #[inline(always)]
     fn ln(self) -> Self {
         Self::ln(self)
     }
@@ -101,18 +104,22 @@ impl Real for f64 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
 
+    #[inline(always)]
     fn from_f64(value: f64) -> Self {
         value
     }
 
+    #[inline(always)]
     fn to_f64(self) -> f64 {
         self
     }
 
+    #[inline(always)]
     fn exp(self) -> Self {
         Self::exp(self)
     }
 
+    #[inline(always)]
     fn ln(self) -> Self {
         Self::ln(self)
     }
@@ -121,6 +128,7 @@ impl Real for f64 {
         self.ln_1p()
     }
 
+    #[inline(always)]
     fn sqrt(self) -> Self {
         Self::sqrt(self)
     }

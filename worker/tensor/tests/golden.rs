@@ -1,10 +1,11 @@
 //! A small perceptron against figures recorded with PyTorch: forward, loss, gradients, five steps.
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use lockstep_tensor::{
-    Accumulate, Activation, GradBuffer, Layout, Op, Optimizer, OptimizerState, Real, Tape, Value,
+    Accumulate, Activation, Clip, GradBuffer, GroupUpdate, Layout, LrCurve, LrSchedule, Op,
+    Optimizer, ParamGroup, Real, StepFactors, Tape, UpdatePlan, Value, WarmUp,
 };
 use safetensors::{Dtype, SafeTensors};
 
@@ -60,19 +61,22 @@ impl Golden {
         Self { single: Recording::read(F32), double: Recording::read(F64) }
     }
 
-    /// In f32: 2e-5 of the greatest value, or twice PyTorch's own gap. In f64: 1e-10 of the greatest.
     fn check<T: Real>(&self, name: &str, ours: impl IntoIterator<Item = f64>) {
-        let truth = self.double.values(name);
-        let greatest = truth.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
-        let gap = truth.iter().zip(self.single.values(name));
-        let gap = gap.fold(0.0_f64, |max, (a, b)| max.max((a - b).abs()));
-        let single = T::DTYPE == f32::DTYPE;
-        let bound = if single { (2e-5 * greatest).max(2.0 * gap) } else { 1e-10 * greatest };
         let ours: Vec<_> = ours.into_iter().collect();
-        assert_eq!(ours.len(), truth.len(), "{name}");
-        for (ours, truth) in ours.iter().zip(truth) {
-            assert!((ours - truth).abs() <= bound, "{name}: {ours}, {truth} ± {bound}");
-        }
+        check::<T>(name, self.double.values(name), self.single.values(name), &ours);
+    }
+}
+
+/// In f32: 2e-5 of the greatest value, or twice PyTorch's own gap. In f64: 1e-10 of the greatest.
+fn check<T: Real>(name: &str, truth: &[f64], single: &[f64], ours: &[f64]) {
+    let greatest = truth.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
+    let gap = truth.iter().zip(single);
+    let gap = gap.fold(0.0_f64, |max, (a, b)| max.max((a - b).abs()));
+    let is_single = T::DTYPE == f32::DTYPE;
+    let bound = if is_single { (2e-5 * greatest).max(2.0 * gap) } else { 1e-10 * greatest };
+    assert_eq!(ours.len(), truth.len(), "{name}");
+    for (ours, truth) in ours.iter().zip(truth) {
+        assert!((ours - truth).abs() <= bound, "{name}: {ours}, {truth} ± {bound}");
     }
 }
 
@@ -102,12 +106,14 @@ impl<'a, T: Real> Run<'a, T> {
         Self { golden, layout, weights, tape, gradients }
     }
 
-    /// Forward and backward of one batch; returns its outputs and its summed loss.
-    fn grain(&mut self, step: usize) -> (Vec<f64>, f64) {
+    /// Forward and backward of some samples of a batch; returns their outputs and their summed loss.
+    fn grain(&mut self, step: usize, samples: Range<usize>, write: Accumulate) -> (Vec<f64>, f64) {
         self.tape.clear();
         let input = self.golden.double.values(&format!("input.{step}"));
+        let columns = input.len() / BATCH;
+        let input = &input[samples.start * columns..samples.end * columns];
         let input: Vec<_> = input.iter().map(|&x| T::from_f64(x)).collect();
-        let mut x = self.tape.input(&[BATCH, input.len() / BATCH], &input).unwrap();
+        let mut x = self.tape.input(&[samples.len(), columns], &input).unwrap();
         for (depth, layer) in LAYERS.iter().enumerate() {
             if 0 < depth {
                 x = self.apply(Op::Relu, &[x]);
@@ -118,8 +124,8 @@ impl<'a, T: Real> Run<'a, T> {
             });
             x = self.apply(Op::Linear(Activation::None), &[x, w, b]);
         }
-        let labels = &self.golden.double.ints[&format!("target.{step}")];
-        let labels = self.tape.index(&[BATCH], labels).unwrap();
+        let labels = &self.golden.double.ints[&format!("target.{step}")][samples];
+        let labels = self.tape.index(&[labels.len()], labels).unwrap();
         let log = self.apply(Op::LogSoftmax, &[x]);
         let picked = self.apply(Op::Gather, &[log, labels]);
         let sum = self.apply(Op::Sum, &[picked]);
@@ -127,8 +133,8 @@ impl<'a, T: Real> Run<'a, T> {
         let one = [T::ONE];
         let seeds: [(Value, &[T]); 1] = [(loss, &one)];
         let tape = &mut self.tape;
-        tape.backward(&seeds, &self.weights, Accumulate::Overwrite, &mut self.gradients).unwrap();
         let out = tape.values(x).unwrap().iter().map(|y| y.to_f64()).collect();
+        tape.backward(&seeds, &self.weights, write, &mut self.gradients).unwrap();
         (out, tape.values(loss).unwrap()[0].to_f64())
     }
 
@@ -140,7 +146,7 @@ impl<'a, T: Real> Run<'a, T> {
 fn first_batch_agrees<T: Real>() {
     let golden = Golden::read();
     let mut run = Run::<T>::new(&golden);
-    let (out, loss) = run.grain(0);
+    let (out, loss) = run.grain(0, 0..BATCH, Accumulate::Overwrite);
     golden.check::<T>("out.0", out);
     golden.check::<T>("loss.0", [loss / BATCH as f64]);
     for id in run.layout.ids() {
@@ -151,47 +157,126 @@ fn first_batch_agrees<T: Real>() {
     }
 }
 
-fn five_steps_agree<T: Real>(case: &str, optimizer: Optimizer, loss_bound: f64) {
-    let golden = Golden::read();
-    let cases: serde_json::Value = serde_json::from_str(CASES).unwrap();
-    let losses = cases["cases"][case]["f64"]["loss"].as_array().unwrap();
-    let mut run = Run::<T>::new(&golden);
-    let mut state: OptimizerState<T> = optimizer.state(run.layout.len());
-    let scale = T::from_f64(1.0 / BATCH as f64);
-    assert_eq!(losses.len(), 5);
-    for (step, expected) in losses.iter().enumerate() {
-        let loss = run.grain(step).1 / BATCH as f64;
-        let expected = expected.as_f64().unwrap();
-        assert!((loss - expected).abs() < loss_bound, "{case} {step}: {loss} {expected}");
-        optimizer.step(&mut run.weights, run.gradients.values(), scale, &mut state);
+/// A recorded case: how it was trained, and what came out of it besides the weights.
+struct Case {
+    name: &'static str,
+    record: serde_json::Value,
+}
+
+impl Case {
+    fn read(name: &'static str) -> Self {
+        let all: serde_json::Value = serde_json::from_str(CASES).unwrap();
+        Self { name, record: all["cases"][name].clone() }
     }
-    assert_eq!(state.step, 5);
-    for param in run.layout.params() {
-        let ours = run.weights[param.range.clone()].iter().map(|w| w.to_f64());
-        golden.check::<T>(&format!("case.{case}.{}", param.name), ours);
+
+    fn arg(&self, name: &str, default: f64) -> f64 {
+        self.record["args"][name].as_f64().unwrap_or(default)
+    }
+
+    /// PyTorch's defaults where the recording has no argument.
+    fn optimizer(&self) -> Optimizer {
+        let is_set = |name: &str| self.record["args"][name].as_bool() == Some(true);
+        let beta = |i: usize, default| self.record["args"]["betas"][i].as_f64().unwrap_or(default);
+        let betas = (beta(0, 0.9), beta(1, 0.999));
+        let (lr, eps) = (self.arg("lr", f64::NAN), self.arg("eps", 1e-8));
+        let (momentum, weight_decay) = (self.arg("momentum", 0.0), self.arg("weight_decay", 0.0));
+        match self.record["opt"].as_str().unwrap() {
+            "SGD" => {
+                let (dampening, nesterov) = (self.arg("dampening", 0.0), is_set("nesterov"));
+                Optimizer::Sgd { lr, momentum, dampening, nesterov, weight_decay }
+            }
+            "Adam" => Optimizer::Adam { lr, betas, eps, weight_decay, amsgrad: is_set("amsgrad") },
+            "AdamW" => Optimizer::AdamW { lr, betas, eps, weight_decay },
+            "RMSprop" => Optimizer::RmsProp { lr, alpha: 0.99, eps, momentum, weight_decay },
+            "Adagrad" => Optimizer::Adagrad { lr, eps: 1e-10, weight_decay },
+            other => panic!("{other}"),
+        }
+    }
+
+    /// PyTorch decays biases too.
+    fn plan(&self, layout: &Layout) -> UpdatePlan {
+        let number = |name: &str| self.record[name].as_f64();
+        let clip = match (number("clip_norm"), number("clip_value")) {
+            (Some(max), None) => Clip::GlobalNorm { max },
+            (None, Some(bound)) => Clip::Value { bound },
+            (None, None) => Clip::None,
+            (Some(_), Some(_)) => panic!("two ways to clip"),
+        };
+        let weight_decay = Some(self.arg("weight_decay", 0.0));
+        let update = GroupUpdate::Train { lr_scale: 1.0, weight_decay };
+        let all = ParamGroup { pattern: "*".to_owned(), update };
+        UpdatePlan::new(self.optimizer(), clip, &[all], layout).unwrap()
+    }
+
+    fn schedule(&self) -> LrSchedule {
+        let Some(steps) = self.record["sched"]["warm"].as_u64() else {
+            return LrSchedule::constant();
+        };
+        let rest = self.record["sched"]["total"].as_u64().unwrap() - steps;
+        let cosine = LrCurve::Cosine { steps: rest, min_factor: 1e-5 / self.arg("lr", f64::NAN) };
+        LrSchedule::new(Some(WarmUp { steps, start_factor: 0.25 }), cosine).unwrap()
+    }
+
+    /// One figure per step, within the tolerance of one that is a tensor.
+    fn check<T: Real>(&self, figure: &str, ours: &[f64]) {
+        let figures = |precision: &str| -> Vec<f64> {
+            let list = self.record[precision][figure].as_array().unwrap();
+            list.iter().map(|x| x.as_f64().unwrap()).collect()
+        };
+        check::<T>(&format!("{} {figure}", self.name), &figures("f64"), &figures("f32"), ours);
     }
 }
 
-/// The settings of the recorded cases, from the recording itself.
-fn optimizer(case: &str) -> Optimizer {
-    let cases: serde_json::Value = serde_json::from_str(CASES).unwrap();
-    let case = &cases["cases"][case];
-    let number = |name: &str, default: f64| case["args"][name].as_f64().unwrap_or(default);
-    let (lr, weight_decay) = (number("lr", f64::NAN), number("weight_decay", f64::NAN));
-    match case["opt"].as_str().unwrap() {
-        "SGD" => {
-            let weight_decay = if weight_decay.is_nan() { 0.0 } else { weight_decay };
-            Optimizer::Sgd { lr, momentum: number("momentum", 0.0), weight_decay }
+fn five_steps_agree<T: Real>(name: &'static str) {
+    let (golden, case) = (Golden::read(), Case::read(name));
+    let mut run = Run::<T>::new(&golden);
+    let (plan, schedule) = (case.plan(&run.layout), case.schedule());
+    let mut state = plan.state::<T>();
+    let grain_len = BATCH / case.record["micro"].as_u64().map_or(1, |micro| micro as usize);
+    let (mut losses, mut norms, mut lrs) = (Vec::new(), Vec::new(), Vec::new());
+    for step in 0..5 {
+        let mut loss = 0.0;
+        for start in (0..BATCH).step_by(grain_len) {
+            let write = if start == 0 { Accumulate::Overwrite } else { Accumulate::Add };
+            loss += run.grain(step, start..start + grain_len, write).1;
         }
-        "AdamW" => {
-            let betas = &case["args"]["betas"];
-            let beta = |i: usize, default| betas[i].as_f64().unwrap_or(default);
-            let betas = (beta(0, 0.9), beta(1, 0.999));
-            Optimizer::AdamW { lr, betas, eps: number("eps", 1e-8), weight_decay }
-        }
-        other => panic!("{other}"),
+        losses.push(loss / BATCH as f64);
+        let lr_factor = schedule.factor(step as u64);
+        let factors = StepFactors { lr_factor, grad_scale: 1.0 / BATCH as f64 };
+        let grads = run.gradients.values();
+        let norm = plan.grad_norm(grads, factors.grad_scale).unwrap();
+        let report = plan.step(&mut run.weights, grads, factors, &mut state).unwrap();
+        assert_eq!(report.grad_norm, case.record["clip_norm"].as_f64().map(|_| norm));
+        norms.push(norm);
+        lrs.push(case.arg("lr", f64::NAN) * lr_factor);
+    }
+    assert_eq!(state.step, 5);
+    case.check::<T>("loss", &losses);
+    case.check::<T>("grad_norm", &norms);
+    case.check::<f64>("lr", &lrs);
+    for param in run.layout.params() {
+        let ours = run.weights[param.range.clone()].iter().map(|w| w.to_f64());
+        golden.check::<T>(&format!("case.{name}.{}", param.name), ours);
     }
 }
+
+const OPTIMIZER_CASES: [&str; 15] = [
+    "sgd",
+    "sgd_momentum",
+    "sgd_momentum_dampening",
+    "sgd_nesterov_wd",
+    "sgd_clip_value",
+    "sgd_accumulate2",
+    "adam",
+    "adam_l2",
+    "adam_amsgrad",
+    "adamw",
+    "adamw_betas",
+    "adamw_clip_norm",
+    "adamw_warm_cosine",
+    "rmsprop",
+    "adagrad",
+];
 
 #[test]
 fn outputs_loss_and_gradients_agree_in_f32() {
@@ -205,14 +290,10 @@ fn outputs_loss_and_gradients_agree_in_f64() {
 
 #[test]
 fn weights_after_five_steps_agree_in_f32() {
-    for case in ["sgd", "sgd_momentum", "adamw", "adamw_betas"] {
-        five_steps_agree::<f32>(case, optimizer(case), 1e-5);
-    }
+    OPTIMIZER_CASES.into_iter().for_each(five_steps_agree::<f32>);
 }
 
 #[test]
 fn weights_after_five_steps_agree_in_f64() {
-    for case in ["sgd", "sgd_momentum", "adamw", "adamw_betas"] {
-        five_steps_agree::<f64>(case, optimizer(case), 1e-10);
-    }
+    OPTIMIZER_CASES.into_iter().for_each(five_steps_agree::<f64>);
 }

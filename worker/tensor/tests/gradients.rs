@@ -47,6 +47,8 @@ fn cases() -> Vec<Case> {
         case(Op::Linear(Activation::None), &[&[1, 1], &[1, 1], &[1]]),
         case(Op::Linear(Activation::None), &[&[20, 33], &[17, 33], &[17]]),
         Case { args: vec![Param(0), Param(0)], ..case(Op::Linear(Activation::None), &[&[3, 3]]) },
+        case(Op::Affine(Activation::None), &[&[4, 3], &[3, 5], &[5]]),
+        case(Op::Affine(Activation::GeluTanh), &[&[2, 2, 3], &[3, 5]]),
         case(Op::MatMul, &[&[4, 3], &[3, 5]]),
         Case { args: vec![Param(0), Param(0)], ..case(Op::MatMul, &[&[3, 3]]) },
         case(Op::Neg, &[&[2, 3]]),
@@ -67,8 +69,12 @@ fn cases() -> Vec<Case> {
         case(Op::Mean, &[&[3, 7]]),
         case(Op::Reshape([3, 4].into_iter().collect()), &[&[2, 6]]),
     ];
+    for activation in [Activation::Relu, Activation::Gelu, Activation::GeluTanh] {
+        cases.push(case(Op::Linear(activation), &[&[4, 3], &[5, 3], &[5]]));
+        cases.push(case(Op::Linear(activation), &[&[20, 33], &[17, 33]]));
+    }
     for op in [Op::Add, Op::Sub, Op::Mul, Op::Div] {
-        let shapes: [(&[usize], &[usize]); 8] = [
+        let shapes: [(&[usize], &[usize]); 10] = [
             (&[2, 3], &[2, 3]),
             (&[2, 3], &[]),
             (&[], &[2, 3]),
@@ -77,6 +83,8 @@ fn cases() -> Vec<Case> {
             (&[4, 1], &[1]),
             (&[1], &[]),
             (&[], &[]),
+            (&[3, 1, 2], &[4, 1]),
+            (&[2, 1, 1], &[2, 3, 2]),
         ];
         cases.extend(shapes.map(|(a, b)| case(op.clone(), &[a, b])));
         cases.push(Case { args: vec![Param(0), Param(0)], ..case(op, &[&[2, 3]]) });

@@ -334,3 +334,72 @@ fn log_softmax_of_huge_logits_stays_finite() {
     let y = tape.apply(Op::LogSoftmax, &[x], &[]).unwrap();
     assert_eq!(tape.values(y).unwrap(), [0.0, -1e30, -2e30]);
 }
+
+/// A net of three layers, the middle one recomputed or not.
+fn deep(recompute: bool) -> (Vec<u32>, Vec<u32>) {
+    let layout = layout(&[("a", &[4, 3]), ("b", &[4, 4]), ("c", &[2, 4])]);
+    let weights: Vec<f32> = (0..layout.len()).map(|i| (i as f32 * 0.9).sin()).collect();
+    let mut tape = Tape::new(Arc::clone(&layout));
+    let mut gradients = GradBuffer::new(Arc::clone(&layout));
+    let mut out = Vec::new();
+    for _ in 0..2 {
+        tape.clear();
+        let data: Vec<_> = (0..15).map(|i| (i as f32 * 1.3).cos()).collect();
+        let mut x = tape.input(&[5, 3], &data).unwrap();
+        for name in ["a", "b", "c"] {
+            let recomputes = recompute && name == "b";
+            if recomputes {
+                tape.begin_segment().unwrap();
+            }
+            let w = tape.param(layout.id(name).unwrap());
+            let z = tape.apply(Op::Linear(Activation::Gelu), &[x, w], &weights).unwrap();
+            let y = tape.apply(Op::Add, &[z, z], &weights).unwrap();
+            if recomputes {
+                tape.end_segment(y).unwrap();
+                let gone = tape.values(z);
+                assert!(matches!(gone, Err(OpError::Released { .. })), "{gone:?}");
+                let refused = tape.apply(Op::Neg, &[z], &weights);
+                assert!(matches!(refused, Err(OpError::Released { .. })), "{refused:?}");
+            }
+            x = y;
+        }
+        out = bits(tape.values(x).unwrap());
+        let seed = [1.0; 10];
+        tape.backward(&[(x, &seed)], &weights, Accumulate::Overwrite, &mut gradients).unwrap();
+    }
+    (out, bits(gradients.values()))
+}
+
+#[test]
+fn a_recomputed_segment_changes_no_bit() {
+    assert_eq!(deep(true), deep(false));
+}
+
+#[test]
+fn segments_are_refused_where_they_make_no_sense() {
+    let mut tape = Tape::<f32>::new(layout(&[]));
+    let x = tape.input(&[1], &[1.0]).unwrap();
+    assert!(matches!(tape.end_segment(x), Err(OpError::Segment { .. })));
+    tape.begin_segment().unwrap();
+    assert!(matches!(tape.begin_segment(), Err(OpError::Segment { .. })));
+    assert!(matches!(tape.end_segment(x), Err(OpError::Segment { .. })), "made before it");
+}
+
+#[test]
+fn backward_gives_up_what_it_has_used_and_says_so() {
+    let net = Net::new();
+    let mut tape = Tape::new(Arc::clone(&net.layout));
+    let (out, loss) = net.forward(&mut tape, 4);
+    let view = tape.apply(Op::Reshape([8].into_iter().collect()), &[out], &net.weights).unwrap();
+    assert_eq!(tape.values(view).unwrap(), tape.values(out).unwrap());
+    let mut gradients = GradBuffer::new(Arc::clone(&net.layout));
+    let mut backward = |tape: &mut Tape<f32>| {
+        tape.backward(&[(loss, &[1.0])], &net.weights, Accumulate::Overwrite, &mut gradients)
+    };
+    backward(&mut tape).unwrap();
+    assert!(tape.values(loss).is_ok(), "a seed keeps its value");
+    for value in [out, view] {
+        assert!(matches!(tape.values(value), Err(OpError::Released { .. })));
+    }
+    assert!(matches!(backward(&mut tape), Err(OpError::Released { .. })), "once per forward");
+}

@@ -76,6 +76,29 @@ fn a_missing_file_is_refused_with_its_field_and_full_path() {
 }
 
 #[test]
+fn weights_to_begin_with_are_a_file_that_is_uploaded() {
+    let job = JOB.replace("[data]", "init_from = \"./weights.safetensors\"\n[data]");
+    let folder = folder(&job);
+    let path = folder.path.join("./weights.safetensors");
+    let args = arguments(folder.path.join("job.toml"), &[]);
+    let error = read(&args).unwrap_err().to_string();
+    assert!(error.contains("model.init_from: expected a file"), "{error}");
+    std::fs::write(&path, "").unwrap();
+    let mut job = read(&args).unwrap();
+    assert!(job.uploads.contains(&LocalFile { field: Field::InitFrom, path }));
+    Field::InitFrom.set(&mut job.spec, "sha256:0".to_owned());
+    assert_eq!(job.spec.model.init_from.as_deref(), Some("sha256:0"));
+    let error = refusal(JOB, &["model.init_from=weights.safetensors"]);
+    assert!(error.contains("model.init_from") && error.contains("begins with ./"), "{error}");
+}
+
+#[test]
+fn a_negative_number_is_refused_with_its_full_path() {
+    let error = refusal(JOB, &["model.inputs=-1"]);
+    assert!(error.contains("model.inputs: invalid value: integer `-1`"), "{error}");
+}
+
+#[test]
 fn a_bare_file_name_is_told_how_paths_begin() {
     let error = refusal(&JOB.replace("./loader.wasm", "loader.wasm"), &[]);
     assert!(error.contains("loader.component") && error.contains("begins with ./"), "{error}");
@@ -101,8 +124,8 @@ fn settings_override_the_file_and_the_last_one_wins() {
     let spec = read(&args).unwrap().spec;
     assert_eq!((spec.name.as_str(), spec.train.seed, spec.gang.ranks), ("other", 9, 3));
     assert_eq!(spec.ddp.reduction, lockstep_api::Reduction::FixedTree);
-    let lockstep_api::ModelSpec::Mlp { hidden, .. } = &spec.model;
-    assert_eq!(hidden, &[128, 7]);
+    let lockstep_api::ArchSpec::Mlp(mlp) = &spec.model.arch else { panic!("{:?}", spec.model) };
+    assert_eq!(mlp.hidden, [128, 7]);
     assert_eq!(spec.loader.config, serde_json::json!({ "mode": "loop", "list": [1, 2] }));
     assert_eq!(spec.labels["team"], "vision");
 }

@@ -19,6 +19,7 @@ pub(crate) struct Ready {
     loss: Utf8PathBuf,
     train: Utf8PathBuf,
     eval: Option<Utf8PathBuf>,
+    init: Option<Utf8PathBuf>,
     resume: Option<Utf8PathBuf>,
     checkpoints: Utf8PathBuf,
 }
@@ -29,9 +30,9 @@ pub(crate) enum PrepareError {
     /// A file cannot be had.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// A component that is not named by digest.
+    /// A component, or weights, not named by digest.
     #[error("{field}: {source}")]
-    Component {
+    Digest {
         /// Of the job.
         field: &'static str,
         /// Why.
@@ -82,12 +83,23 @@ pub(crate) async fn prepare(node: &Node, assignment: &Assignment) -> Result<Read
 }
 
 async fn prepare_once(node: &Node, assignment: &Assignment) -> Result<Ready, PrepareError> {
+    let digest = |field, text: &str| {
+        text.parse::<Digest>().map_err(|source| PrepareError::Digest { field, source })
+    };
+    let loader = digest("loader.component", &assignment.spec.loader.component)?;
+    let loss = digest("loss.component", &assignment.spec.loss.component)?;
+    let init = match &assignment.spec.model.init_from {
+        // A checkpoint has every weight already.
+        Some(text) if assignment.resume.is_none() => Some(digest("model.init_from", text)?),
+        Some(_) | None => None,
+    };
     let folder = folder_of(node, assignment);
     let ready = Ready {
         loader: folder.join("loader.wasm"),
         loss: folder.join("loss.wasm"),
         train: folder.join("train"),
         eval: assignment.spec.data.eval.as_ref().map(|_| folder.join("eval")),
+        init: init.as_ref().map(|_| folder.join("init.safetensors")),
         resume: assignment.resume.as_ref().map(|_| folder.join("resume.safetensors")),
         checkpoints: folder.join("checkpoints"),
         folder,
@@ -100,17 +112,20 @@ async fn prepare_once(node: &Node, assignment: &Assignment) -> Result<Ready, Pre
     });
     made.await.map_err(|error| PrepareError::Folder(format!("{error:#}")))?;
 
-    let component = |field, text: &str| {
-        text.parse::<Digest>().map_err(|source| PrepareError::Component { field, source })
-    };
-    let loader = component("loader.component", &assignment.spec.loader.component)?;
-    let loss = component("loss.component", &assignment.spec.loss.component)?;
     let client: Client = node.server.client();
     let fetcher = Fetcher { client: &client, cache: &node.cache, fence: fence_of(assignment) };
     let eval = async {
         match &ready.eval {
             Some(folder) => fetcher.place_dataset(&assignment.eval_files, folder).await,
             None => Ok(()),
+        }
+    };
+    let init = async {
+        match (&init, &ready.init) {
+            (Some(digest), Some(path)) => {
+                fetcher.place(Source::Digest(digest), path, "the weights to begin with").await
+            }
+            _ => Ok(()),
         }
     };
     let resume = async {
@@ -127,6 +142,7 @@ async fn prepare_once(node: &Node, assignment: &Assignment) -> Result<Ready, Pre
         fetcher.place(Source::Digest(&loss), &ready.loss, "the loss component"),
         fetcher.place_dataset(&assignment.train_files, &ready.train),
         eval,
+        init,
         resume,
     )?;
     Ok(ready)
@@ -165,6 +181,7 @@ impl Ready {
             train_dir: self.train.to_string(),
             eval_dir: self.eval.as_ref().map(ToString::to_string),
             cache_dir: node.places.compiled.to_string(),
+            init_path: self.init.as_ref().map(ToString::to_string),
             resume_path: self.resume.as_ref().map(ToString::to_string),
             checkpoint_dir: self.checkpoints.to_string(),
         }

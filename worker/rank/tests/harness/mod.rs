@@ -245,6 +245,7 @@ fn config(
         train_dir: files.train_dir.to_string(),
         eval_dir: files.eval_dir.as_ref().map(ToString::to_string),
         cache_dir: cache_dir().into(),
+        init_path: None,
         resume_path: resume.map(ToString::to_string),
         checkpoint_dir: dir.to_string(),
     }

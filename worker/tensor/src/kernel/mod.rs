@@ -1,12 +1,14 @@
 //! Loops that several operations share. Orders of summation are fixed here.
 
-mod gemm;
+pub(crate) mod gemm;
+pub(crate) mod isa;
 mod rows;
 mod threads;
 
-pub(crate) use gemm::{Matrix, product};
+pub(crate) use gemm::{Bias, Element, Epilogue, Matrix, MatrixMut, Product, Scratch, product};
+pub(crate) use isa::{Kernel, vectorized};
 pub(crate) use rows::{Sums, max, sum_columns, sums};
-pub use threads::Threads;
+pub use threads::{Threads, ThreadsError};
 
 use crate::real::Real;
 
@@ -18,52 +20,110 @@ pub(crate) enum Write {
 }
 
 /// Writes `value(i)` for each element.
+#[inline(always)]
 pub(crate) fn write<T: Real>(dst: &mut [T], mode: Write, value: impl Fn(usize) -> T) {
-    match mode {
-        Write::Set => dst.iter_mut().enumerate().for_each(|(i, d)| *d = value(i)),
-        Write::Add => dst.iter_mut().enumerate().for_each(|(i, d)| *d += value(i)),
+    vectorized(Each { dst, mode, value });
+}
+
+/// Element by element.
+struct Each<'a, T, F> {
+    dst: &'a mut [T],
+    mode: Write,
+    value: F,
+}
+
+impl<T: Real, F: Fn(usize) -> T> Kernel for Each<'_, T, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        match self.mode {
+            Write::Set => self.dst.iter_mut().enumerate().for_each(|(i, d)| *d = (self.value)(i)),
+            Write::Add => self.dst.iter_mut().enumerate().for_each(|(i, d)| *d += (self.value)(i)),
+        }
     }
 }
 
 /// Writes `value(x)` for each element of `x`.
+///
+/// # Panics
+/// If `x` is shorter than `dst`.
+#[inline(always)]
 pub(crate) fn map<T: Real>(dst: &mut [T], x: &[T], value: impl Fn(T) -> T) {
-    for (d, &x) in dst.iter_mut().zip(x) {
-        *d = value(x);
-    }
+    let x = &x[..dst.len()];
+    write(dst, Write::Set, |i| value(x[i]));
 }
 
 /// Writes or adds the value of the elements of several slices at the same place.
 ///
 /// # Panics
 /// If a slice is shorter than `dst`.
+#[inline(always)]
 pub(crate) fn zip<T: Real, const N: usize>(
     dst: &mut [T],
     mode: Write,
     from: [&[T]; N],
     value: impl Fn([T; N]) -> T,
 ) {
-    let from = from.map(|slice| &slice[..dst.len()]);
-    write(dst, mode, |i| value(from.map(|slice| slice[i])));
+    vectorized(Zip { dst, mode, from, value });
+}
+
+struct Zip<'a, T, F, const N: usize> {
+    dst: &'a mut [T],
+    mode: Write,
+    from: [&'a [T]; N],
+    value: F,
+}
+
+impl<T: Real, F: Fn([T; N]) -> T, const N: usize> Kernel for Zip<'_, T, F, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        // Cut to one length here, so that the loops below need no checks.
+        let from = self.from.map(|slice| &slice[..self.dst.len()]);
+        Each {
+            dst: self.dst,
+            mode: self.mode,
+            value: |i| (self.value)(from.map(|slice| slice[i])),
+        }
+        .run();
+    }
 }
 
 /// Sums `value(0..len)` in `f64`: element i goes to partial sum i mod 8, and these are added in pairs.
 ///
 /// # Determinism
 /// The order depends on the length alone.
+#[inline(always)]
 pub(crate) fn sum<T: Real>(len: usize, value: impl Fn(usize) -> T) -> T {
-    const LANES: usize = 8;
-    let mut lanes = [0.0_f64; LANES];
-    let whole = len - len % LANES;
-    for start in (0..whole).step_by(LANES) {
-        for (lane, partial) in lanes.iter_mut().enumerate() {
-            *partial += value(start + lane).to_f64();
+    vectorized(Total { len, value })
+}
+
+struct Total<F> {
+    len: usize,
+    value: F,
+}
+
+impl<T: Real, F: Fn(usize) -> T> Kernel for Total<F> {
+    type Output = T;
+
+    #[inline(always)]
+    fn run(self) -> T {
+        const LANES: usize = 8;
+        let mut lanes = [0.0_f64; LANES];
+        let whole = self.len - self.len % LANES;
+        for start in (0..whole).step_by(LANES) {
+            for (lane, partial) in lanes.iter_mut().enumerate() {
+                *partial += (self.value)(start + lane).to_f64();
+            }
         }
+        for i in whole..self.len {
+            lanes[i - whole] += (self.value)(i).to_f64();
+        }
+        let [a, b, c, d, e, f, g, h] = lanes;
+        T::from_f64(((a + e) + (c + g)) + ((b + f) + (d + h)))
     }
-    for i in whole..len {
-        lanes[i - whole] += value(i).to_f64();
-    }
-    let [a, b, c, d, e, f, g, h] = lanes;
-    T::from_f64(((a + e) + (c + g)) + ((b + f) + (d + h)))
 }
 
 /// Sums a `[rows, columns]` matrix over its rows, from the first to the last.

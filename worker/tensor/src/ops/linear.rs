@@ -10,7 +10,10 @@ use super::{
 };
 use crate::{
     error::OpError,
-    kernel::{Matrix, Write, map, product, sum_rows, zip},
+    kernel::{
+        Bias, Epilogue, Matrix, MatrixMut, Product, Scratch, Write, gemm, map, product, sum_rows,
+        zip,
+    },
     meta::Meta,
     real::Real,
 };
@@ -30,9 +33,18 @@ pub enum Activation {
     GeluTanh,
 }
 
+/// How the weights of a layer lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Weights {
+    /// `[out, in]`.
+    OutIn,
+    /// `[in, out]`.
+    InOut,
+}
+
 /// The linear layer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Linear(pub(super) Activation);
+pub(super) struct Linear(pub(super) Activation, pub(super) Weights);
 
 impl Linear {
     /// Whether backward needs the numbers before the activation.
@@ -40,6 +52,22 @@ impl Linear {
         match self.0 {
             Activation::None | Activation::Relu => false,
             Activation::Gelu | Activation::GeluTanh => true,
+        }
+    }
+
+    /// Lengths of input and output, by the shape of the weights.
+    fn lengths(self, w: &Meta) -> (usize, usize) {
+        match self.1 {
+            Weights::OutIn => (w.shape[1], w.shape[0]),
+            Weights::InOut => (w.shape[0], w.shape[1]),
+        }
+    }
+
+    /// The weights as `[out, in]`.
+    fn out_in<'a, T: Real>(self, w: &Operand<'a, T>) -> Matrix<'a, T> {
+        match self.1 {
+            Weights::OutIn => matrix(w),
+            Weights::InOut => matrix(w).transposed(),
         }
     }
 }
@@ -53,14 +81,15 @@ impl Operation for Linear {
         let dtype = call.floats()?;
         let (x, w) = (call.inputs[0], call.inputs[1]);
         call.require(2 <= x.rank(), "x must have two axes or more")?;
-        call.require(w.rank() == 2, "w must be [out, in]")?;
-        call.require(x.last() == w.last(), "the last axes of x and w must be equally long")?;
+        call.require(w.rank() == 2, "w must have two axes")?;
+        let (inputs, outputs) = self.lengths(w);
+        call.require(x.last() == Some(inputs), "the last axis of x must be as long as w's input")?;
         if let Some(b) = call.inputs.get(2) {
-            call.require(b.shape == w.shape[..1], "b must be as long as the first axis of w")?;
+            call.require(b.shape == [outputs], "b must be as long as w's output")?;
         }
         out.set(dtype, &x.shape);
         if let Some(last) = out.shape.last_mut() {
-            *last = w.shape[0];
+            *last = outputs;
         }
         Ok(())
     }
@@ -69,23 +98,24 @@ impl Operation for Linear {
         if self.keeps_input_of_activation() { out.len() } else { 0 }
     }
 
-    /// `y = act(x wᵀ + b)`. The bias is laid down first and the product added to it.
+    /// `y = act(x wᵀ + b)`, the sum of a product first, then the bias.
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
-        let (x, w) = (flat_rows(&cx.inputs[0]), matrix(&cx.inputs[1]));
-        let y = if self.keeps_input_of_activation() { &mut *cx.saved } else { &mut *cx.out.floats };
-        match cx.inputs.get(2) {
-            None => product(y, Write::Set, x, w.transposed()),
-            Some(b) => {
-                for row in y.chunks_exact_mut(b.floats.len().max(1)) {
-                    row.copy_from_slice(b.floats);
-                }
-                product(y, Write::Add, x, w.transposed());
+        let (x, w) = (flat_rows(&cx.inputs[0]), self.out_in(&cx.inputs[1]));
+        let (_, outputs) = self.lengths(cx.inputs[1].meta);
+        let bias = cx.inputs.get(2).map_or(Bias::None, |b| Bias::PerColumn(b.floats));
+        let activation = match self.0 {
+            Activation::Relu => gemm::Activation::Relu,
+            Activation::None | Activation::Gelu | Activation::GeluTanh => {
+                gemm::Activation::Identity
             }
-        }
+        };
+        let y = if self.keeps_input_of_activation() { &mut *cx.saved } else { &mut *cx.out.floats };
+        let y = MatrixMut::new(y, rows_of(cx.inputs[0].meta), outputs);
+        let product = Product::new(x, w.transposed()).then(Epilogue { bias, activation });
+        Scratch::with_local(|scratch| product.run(y, cx.threads, scratch));
         let (y, z) = (cx.out.floats, &*cx.saved);
         match self.0 {
-            Activation::None => {}
-            Activation::Relu => y.iter_mut().for_each(|y| *y = Relu.value(*y)),
+            Activation::None | Activation::Relu => {}
             Activation::Gelu => map(y, z, |z| Gelu.value(z)),
             Activation::GeluTanh => map(y, z, |z| GeluTanh.value(z)),
         }
@@ -109,18 +139,22 @@ impl Operation for Linear {
         }
     }
 
-    /// `dx = g w`, `dw = gᵀ x`, `db` = sum of the rows of `g`.
+    /// `dx = g w`, `dw = gᵀ x` (or its transpose), `db` = sum of the rows of `g`.
     fn gradient<T: Real>(&self, which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
-        let (x, w) = (flat_rows(&chain.inputs[0]), matrix(&chain.inputs[1]));
-        let outputs = chain.inputs[1].meta.shape[0];
+        let (x, w) = (flat_rows(&chain.inputs[0]), self.out_in(&chain.inputs[1]));
+        let (_, outputs) = self.lengths(chain.inputs[1].meta);
         let rows = rows_of(chain.inputs[0].meta);
         let grad = if self.0 == Activation::None { chain.grad } else { chain.prepared };
         let g = Matrix::new(grad, rows, outputs);
-        match which {
-            0 => product(to.dst, to.mode, g, w),
-            1 => product(to.dst, to.mode, g.transposed(), x),
-            _ => sum_rows(to.dst, to.mode, rows, |i| grad[i]),
-        }
+        let (a, b) = match (which, self.1) {
+            (0, _) => (g, w),
+            (1, Weights::OutIn) => (g.transposed(), x),
+            (1, Weights::InOut) => (x.transposed(), g),
+            _ => return sum_rows(to.dst, to.mode, rows, |i| grad[i]),
+        };
+        let dst = MatrixMut::new(to.dst, a.rows(), b.columns());
+        let product = Product::new(a, b).mode(to.mode);
+        Scratch::with_local(|scratch| product.run(dst, chain.threads, scratch));
     }
 }
 

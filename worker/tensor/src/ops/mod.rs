@@ -136,7 +136,9 @@ macro_rules! ops {
 
 ops! {
     /// `x[.., i]`, `w[o, i]` and, if given, `b[o]` to `act(x wᵀ + b)` of `[.., o]`.
-    Linear(activation: Activation) = "linear" by linear::Linear(*activation),
+    Linear(activation: Activation) = "linear" by linear::Linear(*activation, linear::Weights::OutIn),
+    /// `x[.., i]`, `w[i, o]` and, if given, `b[o]` to `act(x w + b)` of `[.., o]`.
+    Affine(activation: Activation) = "affine" by linear::Linear(*activation, linear::Weights::InOut),
     /// `a[n, k]`, `b[k, m]` to `[n, m]`.
     MatMul = "matmul" by linear::MatMul,
     /// `a + b`, broadcasting.

@@ -1,8 +1,22 @@
 //! The job as its owner writes it: one set of fields for the job file (TOML) and the REST body (JSON).
 //!
-//! In a job file, `component`, `train` and `eval` may be paths beginning with `./`, `../` or `/`,
+//! In a job file, `component`, `train`, `eval` and `init_from` may be paths beginning with `./`, `../` or `/`,
 //! relative to the file; the client uploads them and puts digests in their place. Over REST they are
 //! digests (`sha256:…`) or, for data, the name of a registered dataset.
+
+mod check;
+mod count;
+mod layers;
+mod model;
+mod optimizer;
+mod parse;
+mod schedule;
+mod shapes;
+mod tagged;
+mod train;
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 
@@ -10,6 +24,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::DeviceKind;
+
+pub use check::MAX_PARAMETERS;
+pub use layers::*;
+pub use model::*;
+pub use optimizer::*;
+pub use parse::*;
+pub use schedule::*;
+pub use shapes::LayerMisfit;
+pub use train::*;
 
 /// A job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -27,6 +50,9 @@ pub struct JobSpec {
     pub loss: LossSpec,
     /// Batches, length, optimizer.
     pub train: TrainSpec,
+    /// When to evaluate, and what is measured besides the loss.
+    #[serde(default)]
+    pub eval: EvalSpec,
     /// Data-parallel reduction.
     #[serde(default)]
     pub ddp: DdpSpec,
@@ -47,29 +73,13 @@ pub struct JobSpec {
     pub labels: BTreeMap<String, String>,
 }
 
-/// The model, by architecture.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(tag = "arch", rename_all = "snake_case", deny_unknown_fields)]
-pub enum ModelSpec {
-    /// Linear layers with ReLU between them. Input `x`: f32 `[batch, inputs]`; output `logits`: f32 `[batch, classes]`.
-    Mlp {
-        /// Length of one sample.
-        inputs: u32,
-        /// Width of each hidden layer; may be empty.
-        #[serde(default)]
-        hidden: Vec<u32>,
-        /// Length of the output.
-        classes: u32,
-    },
-}
-
 /// Datasets: a registered name, or the digest of a dataset.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DataSpec {
     /// Read with the split name `train`.
     pub train: String,
-    /// Read with the split name `eval`, after each data epoch and at the end. Absent: no evaluation.
+    /// Read with the split name `eval`, as often as `eval.every_epochs` says. Absent: no evaluation.
     #[serde(default)]
     pub eval: Option<String>,
 }
@@ -112,67 +122,6 @@ impl Default for GuestLimits {
 
 fn empty_config() -> Value {
     Value::Object(serde_json::Map::new())
-}
-
-/// Batches, length, optimizer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TrainSpec {
-    /// Samples of one optimizer step, over all ranks.
-    pub global_batch: u32,
-    /// Samples of one grain: what one rank sees at once. The last of a batch may be shorter.
-    pub micro_batch: u32,
-    /// Passes over the data.
-    pub epochs: u32,
-    /// Stop after so many optimizer steps, if that comes first.
-    #[serde(default)]
-    pub max_steps: Option<u64>,
-    /// Seeds initial weights, order of samples, and each sample's own randomness.
-    #[serde(default)]
-    pub seed: u64,
-    /// How a gradient becomes a step.
-    pub optimizer: OptimizerSpec,
-}
-
-/// The optimizer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
-pub enum OptimizerSpec {
-    /// Stochastic gradient descent. v = momentum·v + (g + weight_decay·w); w −= lr·v.
-    Sgd {
-        /// Learning rate.
-        lr: f64,
-        /// 0 ≤ momentum < 1.
-        #[serde(default)]
-        momentum: f64,
-        /// Added to the gradient.
-        #[serde(default)]
-        weight_decay: f64,
-    },
-    /// Adam with decoupled weight decay.
-    Adamw {
-        /// Learning rate.
-        lr: f64,
-        /// Decay of the running means of g and g².
-        #[serde(default = "adam_betas")]
-        betas: [f64; 2],
-        /// Added to the root.
-        #[serde(default = "adam_eps")]
-        eps: f64,
-        /// w −= lr·weight_decay·w, apart from the gradient.
-        #[serde(default = "adamw_decay")]
-        weight_decay: f64,
-    },
-}
-
-fn adam_betas() -> [f64; 2] {
-    [0.9, 0.999]
-}
-fn adam_eps() -> f64 {
-    1e-8
-}
-fn adamw_decay() -> f64 {
-    0.01
 }
 
 /// Data-parallel reduction.
@@ -225,7 +174,7 @@ impl Default for GangSpec {
 pub struct SlotSpec {
     /// Kind of device.
     pub device: DeviceKind,
-    /// Processor cores. Of the first release: 1.
+    /// Processor cores.
     pub cores: u32,
     /// Memory, MiB.
     pub memory_mib: u32,

@@ -1,0 +1,108 @@
+//! Ranges, and what settings ask of each other: everything that can be said without components, data or weights.
+
+mod model;
+mod train;
+
+use std::time::Duration;
+
+pub use model::MAX_PARAMETERS;
+
+use super::parse::{FieldError, parse_duration};
+use crate::{Digest, JobSpec};
+
+impl JobSpec {
+    /// Everything that can be said without looking at components or data. Empty: fine.
+    pub fn check(&self) -> Vec<FieldError> {
+        let mut check = Check::default();
+        check.that((1..=100).contains(&self.name.chars().count()), "name", || {
+            format!("expected 1 to 100 characters, got {}", self.name.chars().count())
+        });
+        // They would rearrange the terminal of whoever lists jobs.
+        check.that(!self.name.contains(char::is_control), "name", || {
+            format!("expected no control characters, got {:?}", self.name)
+        });
+        check.model(&self.model);
+        check.train(self);
+        check.eval(self);
+        check.range("ddp.bucket_mib", self.ddp.bucket_mib, 1, 1024);
+        check.range("ddp.first_bucket_mib", self.ddp.first_bucket_mib, 1, 1024);
+        check.range("gang.ranks", self.gang.ranks, 1, 64);
+        check.range("gang.slot.cores", self.gang.slot.cores, 1, 1024);
+        check.range("gang.slot.memory_mib", self.gang.slot.memory_mib, 64, 1 << 20);
+        match parse_duration(&self.timeouts.collective) {
+            Err(message) => check.add("timeouts.collective", message),
+            Ok(time) => check.that(
+                (Duration::from_millis(500)..=Duration::from_secs(3600)).contains(&time),
+                "timeouts.collective",
+                || format!("expected 500ms to 60m, got {:?}", self.timeouts.collective),
+            ),
+        }
+        if let Some(steps) = self.checkpoint.every_steps {
+            check.range("checkpoint.every_steps", steps, 1, MAX_STEPS);
+        }
+        check.range("checkpoint.keep_last", self.checkpoint.keep_last, 1, 100);
+        check.range("retry.user", self.retry.user, 0, 100);
+        check.range("retry.infrastructure", self.retry.infrastructure, 0, 100);
+        check.guests(self);
+        check.that(self.labels.len() <= 32, "labels", || "expected at most 32 pairs".to_owned());
+        check.errors
+    }
+}
+
+/// Most optimizer steps of a job.
+const MAX_STEPS: u64 = 1 << 40;
+
+#[derive(Default)]
+struct Check {
+    errors: Vec<FieldError>,
+}
+
+impl Check {
+    fn add(&mut self, field: &str, message: String) {
+        self.errors.push(FieldError::new(field, message));
+    }
+
+    fn that(&mut self, holds: bool, field: &str, message: impl FnOnce() -> String) {
+        if !holds {
+            self.add(field, message());
+        }
+    }
+
+    /// Returns whether it holds.
+    fn range(&mut self, field: &str, value: impl Into<u64>, low: u64, high: u64) -> bool {
+        let value = value.into();
+        let holds = (low..=high).contains(&value);
+        self.that(holds, field, || format!("expected {low} to {high}, got {value}"));
+        holds
+    }
+
+    fn number(&mut self, field: &str, value: f64, low: f64, high: f64) {
+        self.that((low..=high).contains(&value), field, || {
+            let low = if low == f64::MIN_POSITIVE { "above 0".to_owned() } else { low.to_string() };
+            format!("expected {low} to {high}, got {value}")
+        });
+    }
+
+    /// 0 and more, less than 1: dropout, decay, momentum.
+    fn share(&mut self, field: &str, value: f64) {
+        self.that((0.0..1.0).contains(&value), field, || {
+            format!("expected 0 or more and less than 1, got {value}")
+        });
+    }
+
+    fn guests(&mut self, spec: &JobSpec) {
+        for (guest, field) in [(&spec.loader, "loader"), (&spec.loss, "loss")] {
+            let limit = |name: &str| format!("{field}.limits.{name}");
+            self.range(&limit("memory_mib"), guest.limits.memory_mib, 1, 4096);
+            self.range(&limit("call_ms"), guest.limits.call_ms, 10, 600_000);
+            self.range(&limit("output_mib"), guest.limits.output_mib, 1, 1024);
+            self.digest(&format!("{field}.component"), &guest.component);
+        }
+    }
+
+    fn digest(&mut self, field: &str, text: &str) {
+        if let Err(error) = text.parse::<Digest>() {
+            self.add(field, error.to_string());
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Few rows (or columns) against a matrix whose rows run along the summed axis, as in a linear layer of a small
+//! batch: the matrix is streamed once, unpacked.
+#![expect(unsafe_code, reason = "threads write disjoint parts of one result by pointer")]
+
+use std::ops::Range;
+
+use super::{
+    Matrix, MatrixMut, Product,
+    blocked::{Out, chunks},
+    element::{Dots, LANES},
+    pack::{PackSource as _, Strided},
+    scratch::Scratch,
+};
+use crate::{kernel::threads::Threads, real::Real};
+
+/// Above this many rows packing the matrix pays.
+const MAX_SHORT: usize = 16;
+/// Multiply-adds below which a second thread costs more than it brings.
+const MIN_SHARE: usize = 256 * 1024;
+
+/// Whether a product goes this way: by its shape and orientation alone.
+pub(super) fn fits<T: Real>(product: &Product<'_, T>) -> bool {
+    roles(product).is_some()
+}
+
+/// Which side is short. `None`: neither, or the other one is not to be streamed.
+fn roles<T: Real>(product: &Product<'_, T>) -> Option<Side> {
+    let (m, n, k) = (product.a.rows, product.b.columns, product.a.columns);
+    if k < 2 * LANES || m == 0 || n == 0 {
+        return None;
+    }
+    if m <= MAX_SHORT && product.b.row_stride == 1 {
+        Some(Side::Rows)
+    } else if n <= MAX_SHORT && product.a.column_stride == 1 {
+        Some(Side::Columns)
+    } else {
+        None
+    }
+}
+
+/// Of the result: which are few.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Rows,
+    Columns,
+}
+
+/// Makes the product.
+pub(super) fn run<T: Real>(
+    product: &Product<'_, T>,
+    dst: MatrixMut<'_, T>,
+    threads: &Threads,
+    scratch: &mut Scratch,
+) {
+    let Some(side) = roles(product) else { return };
+    let out = Out::new(dst);
+    // Both as [vectors, depth].
+    let (short, long) = match side {
+        Side::Rows => (product.a, product.b.transposed()),
+        Side::Columns => (product.b.transposed(), product.a),
+    };
+    let depth = long.columns;
+    let [part] = scratch.parts(1) else { return };
+    let is_ready = short.column_stride == 1;
+    let (copy, _) = part.lend::<T>(if is_ready { 0 } else { short.rows * depth }, 0);
+    let short = if is_ready {
+        short
+    } else {
+        // As one panel whose lanes are the summed axis: each vector becomes a row.
+        Strided::new(short).pack(product.isa, copy, depth, 0..short.rows, 0..depth);
+        Matrix::new(&*copy, short.rows, depth)
+    };
+    let worth = (short.rows * long.rows).saturating_mul(depth) / MIN_SHARE + 1;
+    let per_share = long.rows.div_ceil(threads.count().min(worth)).next_multiple_of(LANES);
+    let task = Streamed { product, side, short, long, out };
+    threads.for_each(long.rows.div_ceil(per_share), |index| {
+        let start = index * per_share;
+        task.share(start..(start + per_share).min(long.rows));
+    });
+}
+
+struct Streamed<'a, T> {
+    product: &'a Product<'a, T>,
+    side: Side,
+    short: Matrix<'a, T>,
+    long: Matrix<'a, T>,
+    out: Out<'a, T>,
+}
+
+impl<T: Real> Streamed<'_, T> {
+    /// Some of the long vectors against all of the short ones. Shares are disjoint.
+    fn share(&self, range: Range<usize>) {
+        let kernels = T::kernels(self.product.isa.runnable());
+        let [most_short, most_long] = kernels.dots_of;
+        let shorts = self.short.rows;
+        let per_call = shorts.div_ceil(shorts.div_ceil(most_short));
+        let strides = match self.side {
+            Side::Rows => [self.out.row_stride(), 1],
+            Side::Columns => [1, self.out.row_stride()],
+        };
+        let depth = self.long.columns;
+        for longs in chunks(range.clone(), most_long) {
+            for shorts in chunks(0..shorts, per_call) {
+                let to = match self.side {
+                    Side::Rows => self.out.at(shorts.start, longs.start),
+                    Side::Columns => self.out.at(longs.start, shorts.start),
+                };
+                let call = Dots {
+                    depth,
+                    short: rows(&self.short, &shorts),
+                    short_stride: self.short.row_stride,
+                    long: rows(&self.long, &longs),
+                    long_stride: self.long.row_stride,
+                    counts: [shorts.len(), longs.len()],
+                    to,
+                    strides,
+                    mode: self.product.mode,
+                };
+                // SAFETY: `rows` checked that both operands hold these vectors; the result has the
+                // product's shape, checked by `Product::run`; its part for `range` is this call's alone.
+                unsafe { (kernels.dots)(&call) };
+            }
+        }
+        self.finish(range);
+    }
+
+    fn finish(&self, longs: Range<usize>) {
+        let shorts = 0..self.short.rows;
+        let (rows, columns) = match self.side {
+            Side::Rows => (shorts, longs),
+            Side::Columns => (longs, shorts),
+        };
+        let pieces = rows.map(|row| {
+            // SAFETY: this share's alone; each row is lent once, and the kernels are done.
+            let piece = unsafe { self.out.piece(row, columns.clone()) };
+            (row, columns.start, piece)
+        });
+        self.product.epilogue.finish(self.product.isa, pieces);
+    }
+}
+
+/// Where some rows begin, each dense along the other axis.
+fn rows<T: Real>(matrix: &Matrix<'_, T>, range: &Range<usize>) -> *const T {
+    assert!(matrix.column_stride == 1);
+    let reach = (range.len() - 1) * matrix.row_stride + matrix.columns;
+    matrix.data[range.start * matrix.row_stride..][..reach].as_ptr()
+}

@@ -1,0 +1,229 @@
+//! The innermost loops for each kind of float and instruction set.
+#![expect(unsafe_code, reason = "tiles are read and written by pointer; the loops around check")]
+
+use crate::kernel::{
+    Write,
+    isa::{Isa, Kernel, vectorized_on},
+};
+
+/// How the floats' innermost loops are found.
+pub trait Element: Copy + Send + Sync + 'static {
+    /// For an instruction set that this processor has.
+    #[doc(hidden)]
+    fn kernels(isa: Isa) -> Kernels<Self>;
+}
+
+/// The innermost loops of one kind of float on one instruction set.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernels<T: 'static> {
+    /// The most rows of a tile.
+    pub(super) rows: usize,
+    /// The columns of a tile: what the panels of B are wide.
+    pub(super) columns: usize,
+    pub(super) tile: unsafe fn(&Tile<T>),
+    pub(super) transpose: unsafe fn(&Transpose<T>),
+    /// The most short and the most long vectors of a [`Dots`].
+    pub(super) dots_of: [usize; 2],
+    pub(super) dots: unsafe fn(&Dots<T>),
+}
+
+/// One tile of C: the sum over `depth` of a column of A times a row of B.
+///
+/// # Safety
+/// For whoever calls a kernel with it: `a` holds `depth * rows` elements, `b` holds `columns` (or, where
+/// the step is not 0 or `depth` is 1, up to the kernel's width) elements at each of `depth` steps, `c` may
+/// be read and written at `rows` steps of `columns` elements, and by nobody else meanwhile.
+#[derive(Debug)]
+pub(super) struct Tile<T> {
+    pub(super) depth: usize,
+    /// Element (i, k) at `k * rows + i`.
+    pub(super) a: *const T,
+    /// Element (k, j) at `k * b_step + j`, for all j below the kernel's width.
+    pub(super) b: *const T,
+    pub(super) b_step: usize,
+    pub(super) c: *mut T,
+    pub(super) c_step: usize,
+    /// 1 to the kernel's height.
+    pub(super) rows: usize,
+    /// 1 to the kernel's width.
+    pub(super) columns: usize,
+    pub(super) mode: Write,
+}
+
+/// Copies `lanes` vectors of `depth` elements so that element k of lane l is at `k * width + l`.
+///
+/// # Safety
+/// For whoever calls a kernel with it: `from` holds `depth` elements at each of `lanes` strides,
+/// `to` has room for `depth * width`, and lanes are no more than `width`.
+#[derive(Debug)]
+pub(super) struct Transpose<T> {
+    pub(super) from: *const T,
+    pub(super) lane_stride: usize,
+    pub(super) lanes: usize,
+    pub(super) depth: usize,
+    pub(super) to: *mut T,
+    pub(super) width: usize,
+}
+
+/// Products of each of a few short-lived vectors with each of a few streamed ones.
+///
+/// # Safety
+/// For whoever calls a kernel with it: `short` and `long` hold `depth` elements at each of their
+/// strides, and `to` may be written at every (i·strides\[0\] + j·strides\[1\]).
+#[derive(Debug)]
+pub(super) struct Dots<T> {
+    pub(super) depth: usize,
+    pub(super) short: *const T,
+    pub(super) short_stride: usize,
+    pub(super) long: *const T,
+    pub(super) long_stride: usize,
+    pub(super) counts: [usize; 2],
+    pub(super) to: *mut T,
+    pub(super) strides: [usize; 2],
+    pub(super) mode: Write,
+}
+
+/// Partial sums of a scalar product, whatever the vectors' width.
+pub(super) const LANES: usize = 16;
+
+impl Element for f32 {
+    fn kernels(isa: Isa) -> Kernels<Self> {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => super::x86::AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => super::x86::AVX2,
+            _ => portable::<Self, 4, 8>(),
+        }
+    }
+}
+
+impl Element for f64 {
+    fn kernels(_: Isa) -> Kernels<Self> {
+        portable::<Self, 4, 8>()
+    }
+}
+
+/// What the portable loops need.
+pub(super) trait Plain:
+    Element + Default + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self>
+{
+}
+impl<T: Element + Default + std::ops::Add<Output = T> + std::ops::Mul<Output = T>> Plain for T {}
+
+fn portable<T: Plain, const ROWS: usize, const COLUMNS: usize>() -> Kernels<T> {
+    Kernels {
+        rows: ROWS,
+        columns: COLUMNS,
+        tile: tile::<T, ROWS, COLUMNS>,
+        transpose,
+        dots_of: [4, 1],
+        dots,
+    }
+}
+
+struct Run<'a, C>(&'a C);
+
+/// Plain products and sums, two roundings: the same bits on every machine.
+///
+/// # Safety
+/// See [`Tile`].
+unsafe fn tile<T: Plain, const ROWS: usize, const COLUMNS: usize>(tile: &Tile<T>) {
+    // On the best instruction set: the bits are the same on all.
+    vectorized_on(Isa::Avx512, PlainTile::<T, ROWS, COLUMNS>(tile));
+}
+
+struct PlainTile<'a, T, const ROWS: usize, const COLUMNS: usize>(&'a Tile<T>);
+
+impl<T: Plain, const ROWS: usize, const COLUMNS: usize> Kernel for PlainTile<'_, T, ROWS, COLUMNS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let tile = self.0;
+        let mut sums = [[T::default(); COLUMNS]; ROWS];
+        for k in 0..tile.depth {
+            // SAFETY: `b` holds COLUMNS elements at each step, `a` holds `rows`.
+            let b = unsafe { tile.b.add(k * tile.b_step).cast::<[T; COLUMNS]>().read_unaligned() };
+            for (i, sums) in sums.iter_mut().enumerate().take(tile.rows) {
+                // SAFETY: as above.
+                let a = unsafe { *tile.a.add(k * tile.rows + i) };
+                for (sum, b) in sums.iter_mut().zip(b) {
+                    *sum = *sum + a * b;
+                }
+            }
+        }
+        for (i, sums) in sums.iter().enumerate().take(tile.rows) {
+            for (j, &sum) in sums.iter().enumerate().take(tile.columns) {
+                // SAFETY: `c` may be written at `rows` steps of `columns` elements.
+                unsafe { put(tile.c.add(i * tile.c_step + j), sum, tile.mode) };
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `to` may be read and written.
+#[inline(always)]
+pub(super) unsafe fn put<T: Plain>(to: *mut T, sum: T, mode: Write) {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        *to = match mode {
+            Write::Set => sum,
+            Write::Add => *to + sum,
+        }
+    }
+}
+
+/// # Safety
+/// See [`Transpose`].
+pub(super) unsafe fn transpose<T: Plain>(call: &Transpose<T>) {
+    for l in 0..call.lanes {
+        for k in 0..call.depth {
+            // SAFETY: both in bounds as the caller vouches.
+            unsafe { *call.to.add(k * call.width + l) = *call.from.add(l * call.lane_stride + k) };
+        }
+    }
+}
+
+/// # Safety
+/// See [`Dots`].
+unsafe fn dots<T: Plain>(call: &Dots<T>) {
+    vectorized_on(Isa::Avx512, Run(call));
+}
+
+impl<T: Plain> Kernel for Run<'_, Dots<T>> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let call = self.0;
+        for i in 0..call.counts[0] {
+            for j in 0..call.counts[1] {
+                let mut lanes = [T::default(); LANES];
+                for k in (0..call.depth).step_by(LANES) {
+                    for (lane, sum) in lanes.iter_mut().enumerate().take(call.depth - k) {
+                        // SAFETY: `k + lane` is below the depth, the vectors are `depth` long.
+                        let (a, b) = unsafe {
+                            (
+                                *call.short.add(i * call.short_stride + k + lane),
+                                *call.long.add(j * call.long_stride + k + lane),
+                            )
+                        };
+                        *sum = *sum + a * b;
+                    }
+                }
+                let mut half = LANES / 2;
+                while 0 < half {
+                    for lane in 0..half {
+                        lanes[lane] = lanes[lane] + lanes[lane + half];
+                    }
+                    half /= 2;
+                }
+                let at = i * call.strides[0] + j * call.strides[1];
+                // SAFETY: `to` may be written at each (i, j).
+                unsafe { put(call.to.add(at), lanes[0], call.mode) };
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What is done to a product's result while it is still in the cache: bias, then activation.
+
+use std::fmt;
+
+use crate::{
+    kernel::isa::{Isa, Kernel, vectorized_on},
+    real::Real,
+};
+
+/// What is added to each element of the sum.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Bias<'a, T> {
+    None,
+    /// The same for all of a column: a linear layer's.
+    PerColumn(&'a [T]),
+    /// The same for all of a row: a convolution's.
+    PerRow(&'a [T]),
+}
+
+/// What is done to each element after the bias.
+#[derive(Clone, Copy)]
+pub(crate) enum Activation<'a, T> {
+    Identity,
+    Relu,
+    /// Anything else that maps element by element: given pieces of rows, each element once.
+    Map(&'a (dyn Fn(&mut [T]) + Sync)),
+}
+
+impl<T> fmt::Debug for Activation<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Identity => "Identity",
+            Self::Relu => "Relu",
+            Self::Map(_) => "Map",
+        })
+    }
+}
+
+/// Bias and activation, in this order, after the whole sum (and what was there, where it is added to).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Epilogue<'a, T> {
+    pub(crate) bias: Bias<'a, T>,
+    pub(crate) activation: Activation<'a, T>,
+}
+
+impl<T: Real> Epilogue<'_, T> {
+    pub(crate) const NONE: Self = Self { bias: Bias::None, activation: Activation::Identity };
+
+    pub(super) fn is_none(&self) -> bool {
+        matches!(self.bias, Bias::None) && matches!(self.activation, Activation::Identity)
+    }
+
+    /// # Panics
+    /// If a bias is not as long as the side it belongs to.
+    pub(crate) fn check(&self, rows: usize, columns: usize) {
+        let (given, needed) = match self.bias {
+            Bias::None => return,
+            Bias::PerColumn(bias) => (bias.len(), columns),
+            Bias::PerRow(bias) => (bias.len(), rows),
+        };
+        assert!(given == needed, "bias of {given} elements for {needed}");
+    }
+
+    /// Finishes a piece of row `row` that begins at `column`.
+    #[inline(always)]
+    fn finish_piece(&self, row: usize, column: usize, piece: &mut [T]) {
+        match self.bias {
+            Bias::None => {}
+            Bias::PerColumn(bias) => {
+                for (value, bias) in piece.iter_mut().zip(&bias[column..]) {
+                    *value += *bias;
+                }
+            }
+            Bias::PerRow(bias) => {
+                let bias = bias[row];
+                piece.iter_mut().for_each(|value| *value += bias);
+            }
+        }
+        match self.activation {
+            Activation::Identity => {}
+            Activation::Relu => {
+                // Written so that NaN comes through.
+                for value in piece {
+                    *value = if *value <= T::ZERO { T::ZERO } else { *value };
+                }
+            }
+            Activation::Map(map) => map(piece),
+        }
+    }
+
+    /// Finishes pieces of rows: `pieces` gives (row, first column, elements).
+    pub(super) fn finish<'p>(
+        &self,
+        isa: Isa,
+        pieces: impl Iterator<Item = (usize, usize, &'p mut [T])>,
+    ) where
+        T: 'p,
+    {
+        if !self.is_none() {
+            vectorized_on(isa, Finish { epilogue: self, pieces });
+        }
+    }
+}
+
+struct Finish<'e, T, P> {
+    epilogue: &'e Epilogue<'e, T>,
+    pieces: P,
+}
+
+impl<'p, T: Real, P: Iterator<Item = (usize, usize, &'p mut [T])>> Kernel for Finish<'_, T, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (row, column, piece) in self.pieces {
+            self.epilogue.finish_piece(row, column, piece);
+        }
+    }
+}
