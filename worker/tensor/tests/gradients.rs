@@ -4,8 +4,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use lockstep_tensor::{
-    Accumulate, Activation, BatchNorm, CrossEntropy, Dropout, GradBuffer, LayerNorm, Layout, Op,
-    RmsNorm, Tape, Value, init::Stream,
+    Accumulate, Activation, BatchNorm, Conv2d, CrossEntropy, Dropout, GradBuffer, LayerNorm,
+    Layout, Op, RmsNorm, Tape, Value, init::Stream,
 };
 
 /// Error of a central difference with this step: about h² plus 1e-16 / h.
@@ -69,6 +69,18 @@ fn cases() -> Vec<Case> {
         case(Op::Mean, &[&[3, 7]]),
         case(Op::Reshape([3, 4].into_iter().collect()), &[&[2, 6]]),
     ];
+    let plain = Conv2d::default();
+    for (settings, x, w) in [
+        (plain, [2, 3, 5, 4], [4, 3, 3, 2]),
+        (Conv2d { padding: [1, 2], relu: true, ..plain }, [1, 2, 4, 4], [3, 2, 3, 3]),
+        (Conv2d { stride: [2, 3], padding: [1, 1], ..plain }, [2, 2, 6, 7], [2, 2, 3, 3]),
+        (Conv2d { dilation: [2, 1], ..plain }, [1, 2, 7, 3], [2, 2, 3, 2]),
+        (Conv2d { groups: 2, padding: [1, 1], ..plain }, [2, 4, 3, 3], [6, 2, 3, 3]),
+        (Conv2d { stride: [2, 2], ..plain }, [2, 3, 5, 5], [4, 3, 1, 1]),
+    ] {
+        cases.push(case(Op::Conv2d(settings), &[&x, &w, &[w[0]]]));
+        cases.push(case(Op::Conv2d(settings), &[&x, &w]));
+    }
     for activation in [Activation::Relu, Activation::Gelu, Activation::GeluTanh] {
         cases.push(case(Op::Linear(activation), &[&[4, 3], &[5, 3], &[5]]));
         cases.push(case(Op::Linear(activation), &[&[20, 33], &[17, 33]]));

@@ -191,7 +191,8 @@ impl<T: Real, V: Fn(usize) -> F, F: Fn([T; M]) -> T, const M: usize> Kernel
                 for row in first..rows.min(first + ROWS) {
                     let start = row * columns + tile * WIDTH;
                     let from = from.map(|slice| &slice[start..]);
-                    Zip { dst: &mut *block, mode: Write::Add, from, value: (self.value)(row) }.run();
+                    Zip { dst: &mut *block, mode: Write::Add, from, value: (self.value)(row) }
+                        .run();
                 }
                 for (total, sum) in totals.iter_mut().zip(block) {
                     *total += sum.to_f64();

@@ -7,6 +7,7 @@
 mod batch_norm;
 mod broadcast;
 mod compare;
+mod conv;
 mod dropout;
 mod embedding;
 mod linear;
@@ -24,6 +25,7 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 pub use batch_norm::BatchNorm;
+pub use conv::Conv2d;
 pub use dropout::Dropout;
 pub use linear::Activation;
 pub use loss::CrossEntropy;
@@ -139,6 +141,9 @@ ops! {
     Linear(activation: Activation) = "linear" by linear::Linear(*activation, linear::Weights::OutIn),
     /// `x[.., i]`, `w[i, o]` and, if given, `b[o]` to `act(x w + b)` of `[.., o]`.
     Affine(activation: Activation) = "affine" by linear::Linear(*activation, linear::Weights::InOut),
+    /// `x[n, c, h, w]`, `w[o, c / groups, kh, kw]` and, if given, `b[o]` to `[n, o, h', w']`, the cross-correlation,
+    /// `h' = ⌊(h + 2 padding - dilation (kh - 1) - 1) / stride⌋ + 1`.
+    Conv2d(settings: Conv2d) = "conv2d" by settings,
     /// `a[n, k]`, `b[k, m]` to `[n, m]`.
     MatMul = "matmul" by linear::MatMul,
     /// `a + b`, broadcasting.
