@@ -8,7 +8,7 @@ mod threads;
 
 pub(crate) use gemm::{Bias, Element, Epilogue, Matrix, MatrixMut, Product, Scratch, product};
 pub(crate) use isa::{Kernel, vectorized};
-pub(crate) use rows::{Sums, max, sum_columns, sums};
+pub(crate) use rows::{Sums, exp_each, exponentials, max, sum_columns, sums};
 pub use threads::{Threads, ThreadsError};
 
 use crate::real::Real;

@@ -146,6 +146,45 @@ impl<T: Real> Kernel for Greatest<'_, T> {
     }
 }
 
+/// Calls `piece` with e to the power of what `argument` writes, piece by piece of `len` elements, and with
+/// where it begins.
+///
+/// The exponential is a loop of its own: inside of larger closures it would not become vector code.
+pub(crate) fn exponentials<T: Real>(
+    len: usize,
+    argument: impl Fn(usize, &mut [T]),
+    mut piece: impl FnMut(usize, &[T]),
+) {
+    const PIECE: usize = 256;
+    let mut scratch = [T::ZERO; PIECE];
+    for start in (0..len).step_by(PIECE) {
+        let scratch = &mut scratch[..PIECE.min(len - start)];
+        argument(start, scratch);
+        exp_each(scratch);
+        piece(start, scratch);
+    }
+}
+
+/// Replaces each element by e to the power of it.
+pub(crate) fn exp_each<T: Real>(dst: &mut [T]) {
+    vectorized(Exponentials { dst });
+}
+
+struct Exponentials<'a, T> {
+    dst: &'a mut [T],
+}
+
+impl<T: Real> Kernel for Exponentials<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for x in self.dst {
+            *x = x.exp();
+        }
+    }
+}
+
 /// Sums over the rows of a matrix as wide as `dst`, whose elements are `value(row)` of those of several
 /// matrices at the same place.
 ///
