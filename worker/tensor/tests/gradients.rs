@@ -1,6 +1,9 @@
 //! Every operation's backward against finite differences of its forward, in f64.
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
+#[path = "structural_cases/gradients.rs"]
+mod structural;
+
 use std::{collections::BTreeSet, sync::Arc};
 
 use lockstep_tensor::{
@@ -15,14 +18,19 @@ const TOLERANCE: f64 = 1e-7;
 /// Operations without a gradient; what they cut off is tested in `tape.rs`.
 const NO_GRADIENT: [&str; 4] = ["argmax", "equal", "to_float", "detach"];
 
+/// A stair: differences say nothing. Its gradient is tested in `structural.rs`.
+const STAIRS: [&str; 1] = ["cast"];
+
 #[derive(Clone, Copy)]
 enum Arg {
     /// A parameter of the case, by number.
     Param(usize),
-    /// The case's index tensor.
+    /// The case's index tensor, along one axis.
     Index,
+    /// The case's index tensor in that shape.
+    Shaped(&'static [usize]),
 }
-use Arg::{Index, Param};
+use Arg::{Index, Param, Shaped};
 
 struct Case {
     op: Op,
@@ -159,6 +167,7 @@ fn losses() -> Vec<Case> {
         cases.push(Case { args: vec![Param(0), Param(0)], ..case(op, &[&[3, 2]]) });
     }
     cases.push(Case { positive: true, ..case(Op::KlDiv, &[&[3, 7], &[3, 7]]) });
+    cases.extend(structural::cases());
     cases
 }
 
@@ -188,6 +197,7 @@ impl Case {
                     tape.param(id)
                 }
                 Index => tape.index(&[self.index.len()], &self.index).unwrap(),
+                Shaped(shape) => tape.index(shape, &self.index).unwrap(),
             })
             .collect();
         tape.apply(self.op.clone(), &inputs, weights).unwrap()
@@ -226,8 +236,8 @@ fn seed(len: usize) -> Vec<f64> {
 fn every_operation_is_checked_here_or_has_no_gradient() {
     let checked = cases().into_iter().inspect(|case| assert!(case.op.has_gradient()));
     let mut seen: BTreeSet<_> = checked.map(|case| case.op.name()).collect();
-    for name in NO_GRADIENT {
-        assert!(seen.insert(name), "{name} is listed as having no gradient, and is checked");
+    for name in NO_GRADIENT.into_iter().chain(STAIRS) {
+        assert!(seen.insert(name), "{name} is listed as not to be checked, and is");
     }
     assert_eq!(seen, Op::NAMES.iter().copied().collect());
 }

@@ -5,7 +5,9 @@ pub(crate) mod gemm;
 pub(crate) mod isa;
 mod threads;
 
-pub(crate) use gemm::{Bias, Element, Epilogue, Matrix, MatrixMut, Product, Scratch, product};
+pub(crate) use gemm::{
+    Bias, Element, Epilogue, Matrix, MatrixMut, Product, Scratch, product, product_into,
+};
 pub(crate) use isa::{Kernel, vectorized};
 pub use threads::{Threads, ThreadsError};
 mod rows;

@@ -1,4 +1,4 @@
-//! Matrix products: the linear layer and the plain product.
+//! The linear layer.
 
 use std::ops::RangeInclusive;
 
@@ -11,8 +11,7 @@ use super::{
 use crate::{
     error::OpError,
     kernel::{
-        Bias, Epilogue, Matrix, MatrixMut, Product, Scratch, Write, gemm, map, product, sum_rows,
-        zip,
+        Bias, Epilogue, Matrix, MatrixMut, Product, Scratch, Write, gemm, map, sum_rows, zip,
     },
     meta::Meta,
     real::Real,
@@ -155,44 +154,6 @@ impl Operation for Linear {
         let dst = MatrixMut::new(to.dst, a.rows(), b.columns());
         let product = Product::new(a, b).mode(to.mode);
         Scratch::with_local(|scratch| product.run(dst, chain.threads, scratch));
-    }
-}
-
-/// The plain product.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct MatMul;
-
-impl Operation for MatMul {
-    fn arity(&self) -> RangeInclusive<usize> {
-        2..=2
-    }
-
-    fn infer(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
-        let dtype = call.floats()?;
-        let (a, b) = (call.inputs[0], call.inputs[1]);
-        call.require(a.rank() == 2 && b.rank() == 2, "both must have two axes")?;
-        call.require(
-            a.shape[1] == b.shape[0],
-            "the last axis of a must be as long as the first of b",
-        )?;
-        out.set(dtype, &[a.shape[0], b.shape[1]]);
-        Ok(())
-    }
-
-    fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
-        product(cx.out.floats, Write::Set, matrix(&cx.inputs[0]), matrix(&cx.inputs[1]));
-        Ok(())
-    }
-
-    /// `da = g bᵀ`, `db = aᵀ g`.
-    fn gradient<T: Real>(&self, which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
-        let (a, b) = (matrix(&chain.inputs[0]), matrix(&chain.inputs[1]));
-        let shape = (chain.inputs[0].meta.shape[0], chain.inputs[1].meta.shape[1]);
-        let g = Matrix::new(chain.grad, shape.0, shape.1);
-        match which {
-            0 => product(to.dst, to.mode, g, b.transposed()),
-            _ => product(to.dst, to.mode, a.transposed(), g),
-        }
     }
 }
 

@@ -4,33 +4,55 @@
 //! data), forward (into memory of the inferred shape) and the gradient of each input. [`ops!`] lists them
 //! all; an operation whose gradient is missing does not compile.
 
-mod batch_norm;
-mod broadcast;
-mod compare;
+mod operation;
+
+mod attention;
 mod conv;
+mod linear;
+mod matmul;
+mod pool;
+
+mod batch_norm;
+pub mod norm;
+mod softmax;
+
 mod dropout;
 mod embedding;
-mod linear;
 mod loss;
-pub mod norm;
-mod operation;
-mod reduce;
-mod rows;
-mod softmax;
+
+mod broadcast;
+mod cast;
+mod functions;
 mod unary;
+
+mod compare;
+mod reduce;
+mod reduce_axes;
+mod rows;
+
+mod axes;
+mod index;
+mod moves;
 mod view;
 
 use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
+pub use attention::Attention;
 pub use batch_norm::BatchNorm;
+pub use cast::Half;
 pub use conv::Conv2d;
 pub use dropout::Dropout;
+pub use functions::Clamp;
+pub use index::ScatterAdd;
 pub use linear::Activation;
 pub use loss::CrossEntropy;
+pub use moves::Slice;
 pub use norm::{LayerNorm, RmsNorm};
 pub(crate) use operation::{Call, Chain, Destination, Forward, Operand, Operation, Target};
+pub use pool::Pool2d;
+pub use reduce_axes::Axes;
 
 use crate::{
     error::{Metas, OpError},
@@ -144,8 +166,21 @@ ops! {
     /// `x[n, c, h, w]`, `w[o, c / groups, kh, kw]` and, if given, `b[o]` to `[n, o, h', w']`, the cross-correlation,
     /// `h' = ⌊(h + 2 padding - dilation (kh - 1) - 1) / stride⌋ + 1`.
     Conv2d(settings: Conv2d) = "conv2d" by settings,
-    /// `a[n, k]`, `b[k, m]` to `[n, m]`.
-    MatMul = "matmul" by linear::MatMul,
+    /// `a[.., n, k]`, `b[.., k, m]` to `[.., n, m]`: leading axes are equal, or `b` has none.
+    MatMul = "matmul" by matmul::MatMul,
+    /// `q[b, t, d]`, `k[b, s, d]`, `v[b, s, d]` and, if given, a mask i64`[b, s]` (0 = not attended to) to
+    /// `[b, t, d]`: softmax(q kᵀ / √(d / heads)) v for each head, a part of the last axis. What may attend
+    /// to nothing becomes 0.
+    Attention(how: Attention) = "attention" by attention::Separate(*how),
+    /// The same of `[b, t, 3 d]`: queries, keys and values side by side along the last axis.
+    SelfAttention(how: Attention) = "self_attention" by attention::Packed(*how),
+    /// `x[n, c, h, w]` to the greatest element of each window; NaN counts as greatest. The gradient goes to
+    /// the first of equals.
+    MaxPool2d(windows: Pool2d) = "max_pool2d" by pool::MaxPool2d(*windows),
+    /// `x[n, c, h, w]` to the sum of each window divided by its size; zeros lie outside.
+    AvgPool2d(windows: Pool2d) = "avg_pool2d" by pool::AvgPool2d(*windows),
+    /// `x[n, c, h, w]` to the means of that many windows down and across, which cover everything.
+    AdaptiveAvgPool2d(counts: [usize; 2]) = "adaptive_avg_pool2d" by pool::AdaptiveAvgPool2d(*counts),
     /// `a + b`, broadcasting.
     Add = "add" by broadcast::Binary(broadcast::Add),
     /// `a - b`, broadcasting.
@@ -164,6 +199,28 @@ ops! {
     Log = "log" by unary::Log,
     /// `max(x, 0)`; its derivative at 0 is 0. NaN stays NaN.
     Relu = "relu" by unary::Relu,
+    /// `x` plus a fixed number.
+    AddScalar(term: f64) = "add_scalar" by functions::AddScalar(*term),
+    /// Square root.
+    Sqrt = "sqrt" by functions::Sqrt,
+    /// `|x|`; its derivative at 0 is 0.
+    Abs = "abs" by functions::Abs,
+    /// `x` to a fixed power.
+    Pow(exponent: f64) = "pow" by functions::Pow(*exponent),
+    /// `x` within bounds. Its derivative at a bound is 1. NaN stays NaN.
+    Clamp(bounds: Clamp) = "clamp" by *bounds,
+    /// `1 / (1 + e^-x)`.
+    Sigmoid = "sigmoid" by functions::Sigmoid,
+    /// Hyperbolic tangent.
+    Tanh = "tanh" by functions::Tanh,
+    /// `x Φ(x)`, Φ the distribution function of the normal distribution.
+    Gelu = "gelu" by unary::Gelu,
+    /// The approximation of [`Op::Gelu`] by tanh.
+    GeluTanh = "gelu_tanh" by unary::GeluTanh,
+    /// `x` times its sigmoid.
+    Silu = "silu" by functions::Silu,
+    /// `x` rounded to the nearest float of 16 bits, and kept in the tape's. The gradient is rounded likewise.
+    Cast(kind: Half) = "cast" by cast::Cast(*kind),
     /// Logarithm of the softmax over the last axis.
     LogSoftmax = "log_softmax" by softmax::LogSoftmax,
     /// e to the power of `x`, divided by the sum of these over the last axis.
@@ -200,6 +257,13 @@ ops! {
     Sum = "sum" by reduce::Sum,
     /// Mean of all elements, a scalar. There must be one.
     Mean = "mean" by reduce::Mean,
+    /// Sum along some axes.
+    SumAxes(axes: Axes) = "sum_axes" by reduce_axes::SumAxes(axes),
+    /// Mean along some axes, which have an element.
+    MeanAxes(axes: Axes) = "mean_axes" by reduce_axes::MeanAxes(axes),
+    /// Greatest element along some axes, which have one; NaN counts as greatest. The gradient goes to the
+    /// first of equals in row-major order.
+    MaxAxes(axes: Axes) = "max_axes" by reduce_axes::MaxAxes(axes),
     /// Index of the greatest element of the last axis, the first of equals; NaN counts as greatest. No gradient.
     ArgMax = "argmax" by compare::ArgMax,
     /// 1 where two tensors of one shape, both float or both i64, are equal, 0 elsewhere. No gradient.
@@ -210,6 +274,19 @@ ops! {
     Detach = "detach" by view::Detach,
     /// The same elements in another shape.
     Reshape(shape: Dims) = "reshape" by view::Reshape(shape),
+    /// Axis i of the result is axis `axes[i]` of the input.
+    Permute(axes: Dims) = "permute" by moves::Permute(axes),
+    /// A stretch of one axis.
+    Slice(slice: Slice) = "slice" by *slice,
+    /// 2 to 8 inputs one after the other along an axis.
+    Concat(axis: usize) = "concat" by moves::Concat(*axis),
+    /// `x`, index i64 to the index's shape: `x[index[i, j, k], j, k]` along axis 0, and so on. The index may be
+    /// shorter than `x` along the other axes.
+    GatherAxis(axis: usize) = "gather_axis" by index::GatherAxis(*axis),
+    /// `x`, index i64 of its shape: `y[index[i, j, k], j, k] += x[i, j, k]` along axis 0, and so on.
+    ScatterAdd(scatter: ScatterAdd) = "scatter_add" by *scatter,
+    /// Condition i64, `a`, `b` of one shape: `a` where the condition is not 0, `b` elsewhere.
+    Where = "where" by index::Where,
 }
 
 impl Op {

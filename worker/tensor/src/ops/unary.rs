@@ -16,6 +16,11 @@ pub(super) trait ElementWise {
 
     /// The gradient of `x` from that of `y`.
     fn chain<T: Real>(&self, grad: T, x: T, y: T) -> T;
+
+    /// What its settings break, if they do.
+    fn broken_rule(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 impl<E: ElementWise> Operation for E {
@@ -25,6 +30,9 @@ impl<E: ElementWise> Operation for E {
 
     fn infer(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
         let dtype = call.floats()?;
+        if let Some(rule) = self.broken_rule() {
+            return Err(call.refuse(rule));
+        }
         out.set(dtype, &call.inputs[0].shape);
         Ok(())
     }
