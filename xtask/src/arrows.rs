@@ -24,6 +24,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ("lockstep-collective", &["lockstep-shm"]),
     ("lockstep-checkpoint", &["lockstep-api", "lockstep-tensor"]),
     ("lockstep-sandbox", &["lockstep-tensor"]),
+    // From a job's model to layers on a tape.
+    ("lockstep-models", &["lockstep-api", "lockstep-tensor"]),
     ("lockstep-ddp", &["lockstep-collective", "lockstep-shm", "lockstep-tensor"]),
     (
         "lockstep-rank",
@@ -32,6 +34,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "lockstep-checkpoint",
             "lockstep-collective",
             "lockstep-ddp",
+            "lockstep-models",
             "lockstep-sandbox",
             "lockstep-service",
             "lockstep-shm",

@@ -1,17 +1,37 @@
-//! `cargo xtask bench NAME`: builds in release, runs the measuring program, passes its table and JSON on.
+//! `cargo xtask bench NAME`: builds in release and measures; a table for people, and with `--json` one object on the last line.
+
+mod cases;
+mod program;
+mod report;
+mod step;
 
 use std::process::Command;
 
 use camino::Utf8Path;
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand};
 
-use crate::{demo, setup, shell};
+use crate::session::{self, Profile};
+use crate::{setup, shell};
 
 /// Settings of `cargo xtask bench`.
 #[derive(Args)]
 pub(crate) struct Bench {
     /// What to measure.
+    #[command(subcommand)]
     name: Name,
+}
+
+#[derive(Subcommand)]
+enum Name {
+    /// From submitting a job to its first optimizer step, on a warm agent.
+    Launch(Launch),
+    /// One training step, forward to optimizer, of the models in bench/README.md.
+    Step(step::Step),
+}
+
+/// Settings of `cargo xtask bench launch`.
+#[derive(Args)]
+struct Launch {
     /// End with one JSON object on a line of its own.
     #[arg(long)]
     json: bool,
@@ -20,22 +40,22 @@ pub(crate) struct Bench {
     runs: u32,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Name {
-    /// From submitting a job to its first optimizer step, on a warm agent.
-    Launch,
-}
-
 impl Bench {
     /// Builds, measures.
     pub(crate) fn run(&self, root: &Utf8Path) -> anyhow::Result<()> {
         setup::run(root)?;
-        let programs = demo::build(root, true)?;
-        let name = match self.name {
-            Name::Launch => "launch",
-        };
+        let programs = session::build(root, Profile::Release)?;
+        match &self.name {
+            Name::Launch(launch) => launch.run(root, &programs),
+            Name::Step(step) => step.run(root, &programs),
+        }
+    }
+}
+
+impl Launch {
+    fn run(&self, root: &Utf8Path, programs: &Utf8Path) -> anyhow::Result<()> {
         let mut measure = Command::new(programs.join("lockstep-bench"));
-        measure.current_dir(root).args([name, "--runs", &self.runs.to_string()]);
+        measure.current_dir(root).args(["launch", "--runs", &self.runs.to_string()]);
         if self.json {
             measure.arg("--json");
         }

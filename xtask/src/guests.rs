@@ -32,12 +32,18 @@ struct Guest {
     component: &'static str,
 }
 
-const EXAMPLE: &str = "examples/digits";
+const DIGITS: &str = "examples/digits";
+const FASHION: &str = "examples/fashion";
+const TEXT: &str = "examples/text";
 const TESTS: &str = "worker/sandbox/tests/guests";
 
 const GUESTS: &[Guest] = &[
-    Guest::new(EXAMPLE, "loader", "digits-loader", &[]),
-    Guest::new(EXAMPLE, "loss", "cross-entropy", &[]),
+    Guest::new(DIGITS, "loader", "digits-loader", &[]),
+    Guest::new(DIGITS, "loss", "cross-entropy", &[]),
+    // Its loss is that of the digits.
+    Guest::new(FASHION, "loader", "fashion-loader", &[]),
+    Guest::new(TEXT, "loader", "text-loader", &[]),
+    Guest::new(TEXT, "loss", "language-model", &[]),
     Guest::new(TESTS, "loader", "misbehaving-loader", &["misbehave"]),
     Guest::new(TESTS, "loss", "misbehaving-loss", &["misbehave"]),
     Guest::new(TESTS, "raw-loss", "misbehaving-raw-loss", &["misbehave"]),

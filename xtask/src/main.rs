@@ -4,9 +4,11 @@ mod arrows;
 mod bench;
 mod database;
 mod demo;
+mod example;
 mod generate;
 mod guests;
 mod out;
+mod session;
 mod setup;
 mod shell;
 mod test;
@@ -27,6 +29,8 @@ enum Task {
     Setup,
     /// Starts everything on this machine, trains the digits example, prints its test loss and accuracy.
     Demo(demo::Demo),
+    /// Fetches an example's data, trains it, prints its test loss and what else it measures.
+    Example(example::Example),
     /// Runs every test of the project.
     Test(test::Test),
     /// Measures in a release build; with --json the last line is one JSON object.
@@ -44,6 +48,7 @@ fn main() -> anyhow::Result<()> {
     match Arguments::parse().task {
         Task::Setup => setup::run(&root),
         Task::Demo(demo) => demo.run(&root),
+        Task::Example(example) => example.run(&root),
         Task::Test(test) => test.run(&root),
         Task::Bench(bench) => bench.run(&root),
         Task::Arrows => arrows::run(&root),

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 
 use camino::{Utf8Path, Utf8PathBuf};
-use lockstep_tensor::{Layout, OptimizerState, Param};
+use lockstep_tensor::{Layout, Param};
 use safetensors::tensor::{Metadata, TensorView};
 use safetensors::{Dtype, SafeTensors, View};
 
@@ -45,13 +45,30 @@ pub fn load(
     let bytes = fs::read(path).map_err(io("read", path))?;
     let (tensors, meta) = parse(path, &bytes)?;
     curve::compare(&meta.settings, settings)?;
-    refuse_unknown(&tensors, state.layout, state.optimizer)?;
-    fill(&tensors, state.layout, None, state.weights)?;
+    refuse_unknown(&tensors, &parts(&state.view()))?;
+    fill(&tensors, state.layout, "", state.weights)?;
+    fill(&tensors, state.buffer_layout, "", state.buffers)?;
     for (moment, values) in &mut state.optimizer.moments {
-        fill(&tensors, state.layout, Some(moment), values)?;
+        fill(&tensors, state.layout, &moment_prefix(moment), values)?;
+    }
+    if let Some(average) = state.average.as_deref_mut() {
+        fill(&tensors, state.layout, AVERAGE, average)?;
     }
     state.optimizer.step = meta.optimizer_step;
     Ok(meta)
+}
+
+impl StateMut<'_> {
+    fn view(&self) -> State<'_> {
+        State {
+            layout: self.layout,
+            weights: self.weights,
+            buffer_layout: self.buffer_layout,
+            buffers: self.buffers,
+            average: self.average.as_deref(),
+            optimizer: self.optimizer,
+        }
+    }
 }
 
 fn write_and_compare(
@@ -139,35 +156,54 @@ impl Piece<'_> {
     }
 }
 
-fn pieces<'a>(state: &State<'a>) -> Vec<Piece<'a>> {
-    let piece = |moment: Option<&str>, param: &'a Param, arena: &'a [f32]| Piece {
-        name: tensor_name(moment, param),
-        shape: &param.shape,
-        values: &arena[param.range.clone()],
-    };
-    let params = state.layout.params();
-    let weights = params.iter().map(|param| piece(None, param, state.weights));
-    let moments = state.optimizer.moments.iter().flat_map(|(moment, values)| {
-        params.iter().map(move |param| piece(Some(moment), param, values))
-    });
-    weights.chain(moments).collect()
+/// What tensors of the mean of the weights begin with.
+const AVERAGE: &str = "ema.";
+
+fn moment_prefix(moment: &str) -> String {
+    format!("optimizer.{moment}.")
 }
 
-fn tensor_name(moment: Option<&str>, param: &Param) -> String {
-    match moment {
-        None => param.name.clone(),
-        Some(moment) => format!("optimizer.{moment}.{}", param.name),
+/// One arena: what its tensors' names begin with, where each lies, its numbers.
+struct Part<'a> {
+    prefix: String,
+    layout: &'a Layout,
+    values: &'a [f32],
+}
+
+fn parts<'a>(state: &State<'a>) -> Vec<Part<'a>> {
+    let part = |prefix: &str, layout, values| Part { prefix: prefix.to_owned(), layout, values };
+    let mut parts =
+        vec![part("", state.layout, state.weights), part("", state.buffer_layout, state.buffers)];
+    for (moment, values) in &state.optimizer.moments {
+        parts.push(part(&moment_prefix(moment), state.layout, values));
     }
+    parts.extend(state.average.map(|values| part(AVERAGE, state.layout, values)));
+    parts
+}
+
+fn pieces<'a>(state: &State<'a>) -> Vec<Piece<'a>> {
+    let pieces = |part: Part<'a>| {
+        part.layout.params().iter().map(move |param| Piece {
+            name: tensor_name(&part.prefix, param),
+            shape: &param.shape,
+            values: &part.values[param.range.clone()],
+        })
+    };
+    parts(state).into_iter().flat_map(pieces).collect()
+}
+
+fn tensor_name(prefix: &str, param: &Param) -> String {
+    format!("{prefix}{}", param.name)
 }
 
 fn fill(
     tensors: &SafeTensors<'_>,
     layout: &Layout,
-    moment: Option<&str>,
+    prefix: &str,
     arena: &mut [f32],
 ) -> Result<(), CheckpointError> {
     for param in layout.params() {
-        let name = tensor_name(moment, param);
+        let name = tensor_name(prefix, param);
         let tensor = tensors.tensor(&name).ok();
         match tensor {
             Some(tensor) if tensor.dtype() == Dtype::F32 && tensor.shape() == param.shape => {
@@ -185,18 +221,12 @@ fn fill(
     Ok(())
 }
 
-fn refuse_unknown(
-    tensors: &SafeTensors<'_>,
-    layout: &Layout,
-    optimizer: &OptimizerState,
-) -> Result<(), CheckpointError> {
-    let mut known = BTreeSet::new();
-    for param in layout.params() {
-        known.insert(tensor_name(None, param));
-        for (moment, _) in &optimizer.moments {
-            known.insert(tensor_name(Some(moment), param));
-        }
-    }
+fn refuse_unknown(tensors: &SafeTensors<'_>, parts: &[Part<'_>]) -> Result<(), CheckpointError> {
+    let names = |part: &Part<'_>| {
+        let params = part.layout.params().iter();
+        params.map(|param| tensor_name(&part.prefix, param)).collect::<Vec<_>>()
+    };
+    let known: BTreeSet<String> = parts.iter().flat_map(names).collect();
     let unknown = tensors.names().into_iter().filter(|name| !known.contains(*name)).min();
     match unknown {
         None => Ok(()),

@@ -1,7 +1,7 @@
 //! A job's whole state as one safetensors file: written aside, read back, resumed.
 //!
-//! Tensors: `<parameter>` and `optimizer.<moment>.<parameter>`, all f32, so that any safetensors reader opens the
-//! weights by their names. The metadata key `lockstep` holds a [`Meta`] as JSON. The same state gives the same
+//! Tensors: `<parameter>`, `<buffer>`, `optimizer.<moment>.<parameter>` and, where a mean of the weights is kept,
+//! `ema.<parameter>`, all f32, so that any safetensors reader opens the weights by their names. The metadata key `lockstep` holds a [`Meta`] as JSON. The same state gives the same
 //! bytes, so a checkpoint's digest says whether two states are equal.
 
 mod curve;
@@ -13,7 +13,7 @@ pub use error::CheckpointError;
 pub use file::{load, save};
 
 use lockstep_api::Step;
-use lockstep_tensor::{Layout, OptimizerState};
+use lockstep_tensor::{Layout, LossScaleState, OptimizerState};
 use serde::{Deserialize, Serialize};
 
 /// Written into every file; a reader refuses others.
@@ -35,6 +35,9 @@ pub struct Meta {
     pub samples_per_epoch: i64,
     /// The optimizer's own count of steps.
     pub optimizer_step: u64,
+    /// With f16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScaleState>,
     /// The job's settings that decide its curve, from [`curve_settings`].
     pub settings: serde_json::Value,
 }
@@ -46,6 +49,12 @@ pub struct State<'a> {
     pub layout: &'a Layout,
     /// `[layout.len()]`
     pub weights: &'a [f32],
+    /// Where each running statistic lies.
+    pub buffer_layout: &'a Layout,
+    /// `[buffer_layout.len()]`
+    pub buffers: &'a [f32],
+    /// The running mean of the weights, `[layout.len()]`, if one is kept.
+    pub average: Option<&'a [f32]>,
     /// Each moment `[layout.len()]`.
     pub optimizer: &'a OptimizerState,
 }
@@ -57,6 +66,12 @@ pub struct StateMut<'a> {
     pub layout: &'a Layout,
     /// `[layout.len()]`
     pub weights: &'a mut [f32],
+    /// Where each running statistic lies.
+    pub buffer_layout: &'a Layout,
+    /// `[buffer_layout.len()]`
+    pub buffers: &'a mut [f32],
+    /// `[layout.len()]`, if a mean of the weights is kept.
+    pub average: Option<&'a mut [f32]>,
     /// Each moment `[layout.len()]`; which there are, the optimizer says.
     pub optimizer: &'a mut OptimizerState,
 }

@@ -1,10 +1,12 @@
 //! A checkpoint goes to disk and comes back, or is refused with the name of what does not fit.
 #![expect(clippy::unwrap_used, reason = "a test's way to fail")]
 
+use std::sync::OnceLock;
+
 use camino::{Utf8Path, Utf8PathBuf};
 use lockstep_api::Step;
 use lockstep_checkpoint::{CheckpointError, FORMAT_VERSION, Meta, State, StateMut, load, save};
-use lockstep_tensor::{Layout, OptimizerState};
+use lockstep_tensor::{Layout, LossScaleState, OptimizerState};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -18,6 +20,25 @@ fn moments(layout: &Layout, names: &[&str]) -> OptimizerState {
     OptimizerState { step: 0, moments }
 }
 
+/// A model without running statistics.
+fn no_buffers() -> &'static Layout {
+    static EMPTY: OnceLock<Layout> = OnceLock::new();
+    EMPTY.get_or_init(|| Layout::new(vec![]).unwrap())
+}
+
+fn plain<'a>(layout: &'a Layout, weights: &'a [f32], optimizer: &'a OptimizerState) -> State<'a> {
+    State { layout, weights, buffer_layout: no_buffers(), buffers: &[], average: None, optimizer }
+}
+
+fn plain_mut<'a>(
+    layout: &'a Layout,
+    weights: &'a mut [f32],
+    optimizer: &'a mut OptimizerState,
+) -> StateMut<'a> {
+    let (buffer_layout, buffers) = (no_buffers(), &mut [][..]);
+    StateMut { layout, weights, buffer_layout, buffers, average: None, optimizer }
+}
+
 fn meta() -> Meta {
     Meta {
         version: FORMAT_VERSION,
@@ -26,6 +47,7 @@ fn meta() -> Meta {
         next_position: 512,
         samples_per_epoch: 1437,
         optimizer_step: 40,
+        loss_scale: None,
         settings: json!({ "train": { "seed": 7 } }),
     }
 }
@@ -41,7 +63,7 @@ fn a_setting_of_any_number_comes_back() {
     let (_guard, path) = folder();
     let layout = layout();
     let (optimizer, weights) = (moments(&layout, &["m"]), vec![0.0; layout.len()]);
-    let state = State { layout: &layout, weights: &weights, optimizer: &optimizer };
+    let state = plain(&layout, &weights, &optimizer);
     // Numbers that a parser which rounds twice never settles on.
     for lr in [6.0197803126197815e-9, 1e-50, f64::MIN_POSITIVE, f64::MAX] {
         let meta = Meta { settings: json!({ "train": { "optimizer": { "lr": lr } } }), ..meta() };
@@ -54,14 +76,13 @@ fn saved(path: &Utf8Path) {
     let layout = layout();
     let optimizer = moments(&layout, &["m", "v"]);
     let weights = vec![0.0; layout.len()];
-    save(path, &State { layout: &layout, weights: &weights, optimizer: &optimizer }, &meta())
-        .unwrap();
+    save(path, &plain(&layout, &weights, &optimizer), &meta()).unwrap();
 }
 
 fn load_into(path: &Utf8Path, layout: &Layout, names: &[&str]) -> Result<Meta, CheckpointError> {
     let mut optimizer = moments(layout, names);
     let mut weights = vec![0.0; layout.len()];
-    let mut state = StateMut { layout, weights: &mut weights, optimizer: &mut optimizer };
+    let mut state = plain_mut(layout, &mut weights, &mut optimizer);
     load(path, &meta().settings, &mut state)
 }
 
@@ -77,12 +98,12 @@ proptest! {
         for (moment, (_, values)) in optimizer.moments.iter_mut().enumerate() {
             values.copy_from_slice(&rest[moment * layout.len()..][..layout.len()]);
         }
-        save(&path, &State { layout: &layout, weights, optimizer: &optimizer }, &meta()).unwrap();
+        save(&path, &plain(&layout, weights, &optimizer), &meta()).unwrap();
 
         let mut loaded = moments(&layout, &["m", "v"]);
         let mut loaded_weights = vec![0.0; layout.len()];
         let mut state =
-            StateMut { layout: &layout, weights: &mut loaded_weights, optimizer: &mut loaded };
+            plain_mut(&layout, &mut loaded_weights, &mut loaded);
         prop_assert_eq!(load(&path, &meta().settings, &mut state).unwrap(), meta());
         let as_bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         prop_assert_eq!(as_bits(&loaded_weights), as_bits(weights));
@@ -130,7 +151,7 @@ fn another_jobs_checkpoint_is_refused_with_the_field_that_differs() {
     let layout = layout();
     let mut optimizer = moments(&layout, &["m", "v"]);
     let mut weights = vec![1.0; layout.len()];
-    let mut state = StateMut { layout: &layout, weights: &mut weights, optimizer: &mut optimizer };
+    let mut state = plain_mut(&layout, &mut weights, &mut optimizer);
     let error = load(&path, &json!({ "train": { "seed": 8 } }), &mut state).unwrap_err();
     assert!(matches!(&error, CheckpointError::Settings { field, .. } if field == "train.seed"));
     assert!(weights.iter().all(|weight| *weight == 1.0), "nothing was touched");
@@ -157,9 +178,46 @@ fn a_newer_format_is_refused_by_its_number() {
     let optimizer = moments(&layout, &[]);
     let weights = vec![0.0; layout.len()];
     let newer = Meta { version: 2, ..meta() };
-    let state = State { layout: &layout, weights: &weights, optimizer: &optimizer };
+    let state = plain(&layout, &weights, &optimizer);
     // Saving reads back through the same door as loading, so the refusal comes at once.
     let error = save(&path, &state, &newer).unwrap_err().to_string();
     assert!(error.contains("has format version 2, expected 1"), "{error}");
     assert!(!path.exists());
+}
+
+#[test]
+fn running_statistics_and_the_mean_of_the_weights_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = Utf8Path::from_path(dir.path()).unwrap().join("step.safetensors");
+    let layout = Layout::new(vec![("w".to_owned(), vec![2])]).unwrap();
+    let buffer_layout = Layout::new(vec![("bn.running_mean".to_owned(), vec![3])]).unwrap();
+    let optimizer = moments(&layout, &["m"]);
+    let loss_scale = Some(LossScaleState { scale: 1024.0, good_steps: 7 });
+    let meta = Meta { loss_scale, ..meta() };
+    let state = State {
+        layout: &layout,
+        weights: &[1.0, 2.0],
+        buffer_layout: &buffer_layout,
+        buffers: &[3.0, 4.0, 5.0],
+        average: Some(&[6.0, 7.0]),
+        optimizer: &optimizer,
+    };
+    save(&path, &state, &meta).unwrap();
+    let (mut weights, mut buffers, mut average) = ([0.0; 2], [0.0; 3], [0.0; 2]);
+    let mut optimizer = moments(&layout, &["m"]);
+    let mut state = StateMut {
+        layout: &layout,
+        weights: &mut weights,
+        buffer_layout: &buffer_layout,
+        buffers: &mut buffers,
+        average: Some(&mut average),
+        optimizer: &mut optimizer,
+    };
+    assert_eq!(load(&path, &meta.settings, &mut state).unwrap(), meta);
+    assert_eq!((weights, buffers, average), ([1.0, 2.0], [3.0, 4.0, 5.0], [6.0, 7.0]));
+
+    let mut weights = [0.0; 2];
+    let mut state = plain_mut(&layout, &mut weights, &mut optimizer);
+    let error = load(&path, &meta.settings, &mut state).unwrap_err().to_string();
+    assert!(error.contains("bn.running_mean"), "a model without them refuses the file: {error}");
 }

@@ -78,14 +78,32 @@ fn training_goes_on_from_a_checkpoint_with_the_same_bits() {
             next_position: 10,
             samples_per_epoch: 24,
             optimizer_step: first.state.step,
+            loss_scale: None,
             settings: json!({}),
         };
         let (layout, weights, optimizer_state) = (&first.layout, &first.weights, &first.state);
-        save(&path, &State { layout, weights, optimizer: optimizer_state }, &meta).unwrap();
+        let buffer_layout = &Layout::new(vec![]).unwrap();
+        let state = State {
+            layout,
+            weights,
+            buffer_layout,
+            buffers: &[],
+            average: None,
+            optimizer: optimizer_state,
+        };
+        save(&path, &state, &meta).unwrap();
 
         let mut second = Model::new(optimizer);
         let Model { layout, weights, state, .. } = &mut second;
-        load(&path, &json!({}), &mut StateMut { layout, weights, optimizer: state }).unwrap();
+        let mut state = StateMut {
+            layout,
+            weights,
+            buffer_layout,
+            buffers: &mut [],
+            average: None,
+            optimizer: state,
+        };
+        load(&path, &json!({}), &mut state).unwrap();
         second.train(5..12);
         assert_eq!(second.weights, undisturbed.weights);
         assert_eq!(second.state, undisturbed.state);

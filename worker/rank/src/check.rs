@@ -5,18 +5,18 @@
 use std::sync::Arc;
 
 use camino::Utf8Path;
-use lockstep_api::{
-    CheckRequest, CheckResponse, CheckSummary, EvalSpec, FieldError, JobSpec, TrainSpec,
-};
+use lockstep_api::{ArchSpec, CheckRequest, CheckResponse, CheckSummary, FieldError, JobSpec};
+use lockstep_models::{Mode, Model};
 use lockstep_sandbox::{Batch, GuestError, GuestErrorKind, Loader, LogLevel, LogSink};
-use lockstep_tensor::{Accumulate, GradBuffer};
+use lockstep_tensor::{Accumulate, GradBuffer, Threads};
 
+use crate::evaluate::measure_batch;
 use crate::grain::{Engine, GrainError};
 use crate::guest::{ComponentError, Guests, Split};
 use crate::loss::{LossError, LossValue};
-use crate::model::{INPUT, Model};
 use crate::order::{Permutation, sample_seed};
 use crate::schedule::Schedule;
+use crate::setup;
 use crate::update;
 use lockstep_service::chain;
 
@@ -36,32 +36,6 @@ pub fn check(request: &CheckRequest) -> CheckResponse {
     }
 }
 
-/// Refuses by name what a job may say and this engine does not do yet: nothing is left out in silence.
-fn supported(spec: &JobSpec) -> Result<(), FieldError> {
-    let train = &spec.train;
-    let plain = TrainSpec {
-        max_steps: train.max_steps,
-        seed: train.seed,
-        groups: train.groups.clone(),
-        schedule: train.schedule.clone(),
-        clip_norm: train.clip_norm,
-        clip_value: train.clip_value,
-        ..TrainSpec::new(
-            train.global_batch,
-            train.micro_batch,
-            train.epochs,
-            train.optimizer.clone(),
-        )
-    };
-    let field = match () {
-        () if *train != plain => "train",
-        () if spec.eval != EvalSpec::default() => "eval",
-        () if spec.model.init_from.is_some() => "model.init_from",
-        () => return Ok(()),
-    };
-    Err(FieldError::new(field, "expected the defaults: this engine does nothing else yet"))
-}
-
 /// A split with the first batch that will be asked of it.
 struct Probe {
     samples: u64,
@@ -72,11 +46,11 @@ struct Probe {
 
 fn dry_run(request: &CheckRequest) -> Result<CheckSummary, FieldError> {
     let spec = &request.spec;
-    supported(spec)?;
-    let model =
-        Model::new(&spec.model).map_err(|error| FieldError::new("model", error.to_string()))?;
+    let model = Model::new(&spec.model)
+        .map_err(|error| FieldError::new(error.field().to_owned(), error.to_string()))?;
     let rank_memory_bytes = memory(spec, &model)?;
     update::plan(&spec.train, model.layout())?;
+    update::loss_scale(&spec.train)?;
     let guests = Guests::prepare(
         request.loader_path.as_ref(),
         request.loss_path.as_ref(),
@@ -89,11 +63,17 @@ fn dry_run(request: &CheckRequest) -> Result<CheckSummary, FieldError> {
     let loss =
         guests.open_loss(spec, silent()).map_err(|error| guest_error("loss", "train", &error))?;
     let parameter_count = model.layout().len() as u64;
-    let weights = model.initial_weights(spec.train.seed);
-    let mut engine = Engine::new(model, loss, weights);
-    dry_step(&mut engine, &train)?;
+    let mut weights = model.initial_weights(spec.train.seed);
+    let mut buffers = model.initial_buffers();
+    if let Some(path) = &request.init_path {
+        let strict = spec.model.init_strict;
+        setup::begin_from(&model, path.as_ref(), (&mut weights, &mut buffers), strict)?;
+    }
+    let mut engine = Engine::new(model, loss, (weights, buffers), Threads::single());
+    dry_step(&mut engine, &train, spec)?;
     if let Some(eval) = &eval {
-        forward(&mut engine, eval, "eval")?;
+        forward(&mut engine, eval, ("eval", Mode::Eval), spec)?;
+        check_measures(&engine, eval, spec)?;
     }
     Ok(CheckSummary {
         train_samples: train.samples,
@@ -130,9 +110,14 @@ fn probe(
     Ok(Probe { samples, indices, batch })
 }
 
-fn forward(engine: &mut Engine, probe: &Probe, split: &str) -> Result<LossValue, FieldError> {
-    let value = engine.forward(&probe.batch, &probe.indices);
-    let value = value.map_err(|error| grain_error(split, &error))?;
+fn forward(
+    engine: &mut Engine,
+    probe: &Probe,
+    (split, mode): (&str, Mode),
+    spec: &JobSpec,
+) -> Result<LossValue, FieldError> {
+    let value = engine.forward(&probe.batch, &probe.indices, mode);
+    let value = value.map_err(|error| grain_error(spec, split, &error))?;
     if !value.sum.is_finite() || !value.weight.is_finite() {
         let message = format!(
             "expected a finite loss, found sum {} and weight {} on the first {} samples of split {split:?}",
@@ -149,11 +134,35 @@ fn forward(engine: &mut Engine, probe: &Probe, split: &str) -> Result<LossValue,
     Ok(value)
 }
 
-fn dry_step(engine: &mut Engine, probe: &Probe) -> Result<(), FieldError> {
-    let value = forward(engine, probe, "train")?;
+/// What is measured besides the loss: its labels fit, and the guest reports nothing of that name.
+fn check_measures(engine: &Engine, probe: &Probe, spec: &JobSpec) -> Result<(), FieldError> {
+    if spec.eval.metrics.is_empty() {
+        return Ok(());
+    }
+    measure_batch(engine, &probe.batch, &probe.indices, &spec.eval)
+        .map_err(|message| FieldError::new("eval.labels", message))?;
+    let reported = engine.loss.metric_names();
+    for (index, metric) in spec.eval.metrics.iter().enumerate() {
+        if reported.iter().any(|name| name == metric.name()) {
+            let message = format!("the loss reports `{}` itself", metric.name());
+            return Err(FieldError::new(format!("eval.metrics[{index}]"), message));
+        }
+    }
+    Ok(())
+}
+
+/// The first step's mode.
+fn mode(spec: &JobSpec) -> Mode {
+    let train = &spec.train;
+    let (precision, checkpointing) = (train.precision, train.activation_checkpointing);
+    Mode::Train { key: sample_seed(train.seed, 0, 0), precision, checkpointing }
+}
+
+fn dry_step(engine: &mut Engine, probe: &Probe, spec: &JobSpec) -> Result<(), FieldError> {
+    let mut value = forward(engine, probe, ("train", mode(spec)), spec)?;
     let mut gradients = GradBuffer::new(Arc::clone(engine.model.layout()));
     engine
-        .backward(&value, Accumulate::Overwrite, &mut gradients)
+        .backward(&mut value, 1.0, Accumulate::Overwrite, &mut gradients)
         .map_err(|error| FieldError::new("loss", error.to_string()))?;
     for param in engine.model.layout().params() {
         if !gradients.values()[param.range.clone()].iter().all(|value| value.is_finite()) {
@@ -164,23 +173,26 @@ fn dry_step(engine: &mut Engine, probe: &Probe) -> Result<(), FieldError> {
     Ok(())
 }
 
-/// Weights, gradients of the partial sums, moments, one copy for a checkpoint, activations and their
-/// gradients, the two guests' ceilings left out: those are limits, not needs.
+/// What the model's training needs, partial sums, a copy for a checkpoint and the mean of the weights. The two
+/// guests' ceilings are left out: those are limits, not needs.
 fn memory(spec: &JobSpec, model: &Model) -> Result<u64, FieldError> {
     let parameters = model.layout().len() as u64;
-    let moments = update::optimizer(&spec.train.optimizer)?.moment_names().len() as u64;
+    let moments = update::optimizer(&spec.train.optimizer).moment_names().len();
     let grains = spec.train.global_batch.div_ceil(spec.train.micro_batch) as usize;
-    let partial_sums = match spec.ddp.reduction {
-        lockstep_api::Reduction::Fast => 1,
+    let more_sums = match spec.ddp.reduction {
+        lockstep_api::Reduction::Fast => 0,
         lockstep_api::Reduction::FixedTree => {
-            lockstep_ddp::slots_needed(spec.gang.ranks as usize, grains) as u64
+            lockstep_ddp::slots_needed(spec.gang.ranks as usize, grains).saturating_sub(1) as u64
         }
     };
-    let copies = 2 * (1 + moments) + partial_sums;
-    let widths: u64 = model.widths().sum();
-    let activations = 4 * u64::from(spec.train.micro_batch).saturating_mul(widths);
-    let numbers = parameters.saturating_mul(copies).saturating_add(activations);
-    let bytes = numbers.saturating_mul(F32_BYTES).saturating_add(BASE_BYTES);
+    let inputs = model.typical_inputs(spec.train.micro_batch as usize);
+    let estimate = model
+        .memory_estimate(&inputs, moments, mode(spec))
+        .map_err(|error| FieldError::new("model", chain(&error)))?;
+    let average = 2 * u64::from(spec.train.ema.is_some());
+    let copies = more_sums.saturating_add(1 + moments as u64 + average);
+    let numbers = parameters.saturating_mul(copies).saturating_mul(F32_BYTES);
+    let bytes = estimate.total().saturating_add(numbers).saturating_add(BASE_BYTES);
     let slot_bytes = u64::from(spec.gang.slot.memory_mib) << 20;
     if slot_bytes < bytes {
         let message = format!(
@@ -219,18 +231,20 @@ fn guest_error(guest: &str, split: &str, error: &GuestError) -> FieldError {
     FieldError::new(field, chain(error))
 }
 
-fn grain_error(split: &str, error: &GrainError) -> FieldError {
+fn grain_error(spec: &JobSpec, split: &str, error: &GrainError) -> FieldError {
     match error {
-        GrainError::NoInput { .. } | GrainError::InputKind { .. } => {
-            FieldError::new("loader", error.to_string())
-        }
-        GrainError::InputLength { found, inputs } => {
-            let length = found.shape.last().copied().unwrap_or(0);
-            let message = format!(
-                "expected {length}, because the loader's tensor `{INPUT}` is {found}; found {inputs}"
-            );
-            FieldError::new("model.inputs", message)
-        }
+        GrainError::Input(found) => match (&spec.model.arch, found.axis) {
+            (ArchSpec::Mlp(mlp), Some(0)) => {
+                let length = found.found.shape.last().copied().unwrap_or(0);
+                let message = format!(
+                    "expected {length}, because the loader's tensor `{}` is {}; found {}",
+                    found.name, found.found, mlp.inputs
+                );
+                FieldError::new("model.inputs", message)
+            }
+            _ => FieldError::new("loader", error.to_string()),
+        },
+        GrainError::NoInput { .. } => FieldError::new("loader", error.to_string()),
         GrainError::Label { sample, label, classes } => {
             let message = format!(
                 "expected more than {label}, because sample {sample} of split {split:?} has label {label}; \

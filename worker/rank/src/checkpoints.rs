@@ -26,6 +26,12 @@ pub(crate) struct Snapshot {
     pub(crate) layout: Arc<Layout>,
     /// In arena order.
     pub(crate) weights: Vec<f32>,
+    /// Where each running statistic lies.
+    pub(crate) buffer_layout: Arc<Layout>,
+    /// In their arena's order.
+    pub(crate) buffers: Vec<f32>,
+    /// The running mean of the weights, if one is kept.
+    pub(crate) average: Option<Vec<f32>>,
     /// Likewise.
     pub(crate) optimizer: OptimizerState,
     /// Everything else.
@@ -71,8 +77,10 @@ impl Checkpoints {
 }
 
 fn write(path: &Utf8PathBuf, snapshot: &Snapshot, link: &AgentLink) -> Result<(), CheckpointError> {
-    let Snapshot { layout, weights, optimizer, meta } = snapshot;
-    lockstep_checkpoint::save(path, &State { layout, weights, optimizer }, meta)?;
+    let Snapshot { layout, weights, buffer_layout, buffers, average, optimizer, meta } = snapshot;
+    let average = average.as_deref();
+    let state = State { layout, weights, buffer_layout, buffers, average, optimizer };
+    lockstep_checkpoint::save(path, &state, meta)?;
     link.send(RankMessage::Checkpoint {
         path: path.to_string(),
         step: meta.step,

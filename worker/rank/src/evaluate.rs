@@ -4,16 +4,21 @@
 //! those of training. Each grain's sums travel in a place of their own and are added up in the order of grains:
 //! the result has the same bits for any number of ranks.
 
-use lockstep_api::{NamedValue, Phase, RankMessage};
+use lockstep_api::{EvalSpec, FailureCode, NamedValue, Phase, RankMessage};
 use lockstep_ddp::grains_of;
+use lockstep_models::Mode;
+use lockstep_sandbox::{Batch, BatchData};
 
 use crate::failure::Failure;
+use crate::grain::{Engine, meta};
 use crate::loss::MAX_METRICS;
+use crate::measure::{self, BadLabel};
 use crate::order::sample_seed;
 use crate::train::{Trainer, finite, signed};
 
-/// Loss and weight, then (sum, weight) of each metric.
-const COLUMNS: usize = 2 + 2 * MAX_METRICS;
+/// Loss and weight, then (sum, weight) of each of the engine's measures, then of each of the guest's metrics.
+const COLUMNS: usize = GUEST + 2 * MAX_METRICS;
+const GUEST: usize = 2 + 2 * measure::ALL.len();
 
 impl Trainer {
     /// Evaluates the weights after `steps_done` steps. Says whether all ranks agreed to stop meanwhile; then
@@ -25,19 +30,54 @@ impl Trainer {
         let micro_batch = u64::from(self.spec.train.micro_batch);
         let window = self.ready.schedule.max_grains() as u64 * micro_batch;
         let mut sums = [0.0; COLUMNS];
-        for first in (0..samples).step_by(usize::try_from(window).unwrap_or(usize::MAX)) {
-            let end = (first + window).min(samples);
-            if self.evaluate_window(first, end, &mut sums)? {
-                return Ok(true);
-            }
+        self.swap_average();
+        let stopped = self.evaluate_windows(samples, window, &mut sums);
+        self.swap_average();
+        if stopped? {
+            return Ok(true);
         }
         if self.is_reporter() {
-            let loss =
-                NamedValue { name: "eval/loss".to_owned(), value: finite(sums[0] / sums[1]) };
-            let metrics: Vec<(f64, f64)> =
-                sums[2..].chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
-            let metrics = [loss].into_iter().chain(self.named("eval", &metrics)).collect();
-            self.link.send(RankMessage::Evaluated { step: signed(steps_done), metrics });
+            self.report_evaluation(steps_done, &sums);
+        }
+        Ok(false)
+    }
+
+    /// Puts the running mean in the place of the weights, or the weights back, if the job wants that evaluated.
+    fn swap_average(&mut self) {
+        if self.spec.eval.use_ema
+            && let Some((_, average)) = &mut self.ready.average
+        {
+            std::mem::swap(average, &mut self.ready.engine.weights);
+        }
+    }
+
+    fn report_evaluation(&self, steps_done: u64, sums: &[f64; COLUMNS]) {
+        let value = |name: &str, value: f64| NamedValue {
+            name: format!("eval/{name}"),
+            value: finite(value),
+        };
+        let pairs = |columns: &[f64]| -> Vec<(f64, f64)> {
+            columns.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect()
+        };
+        let measured = measure::ALL.into_iter().zip(pairs(&sums[2..GUEST]));
+        let wanted = measured.filter(|(metric, _)| self.spec.eval.metrics.contains(metric));
+        let mut metrics = vec![value("loss", sums[0] / sums[1])];
+        metrics.extend(wanted.map(|(it, sums)| value(it.name(), measure::figure(it, sums))));
+        metrics.extend(self.named("eval", &pairs(&sums[GUEST..])));
+        self.link.send(RankMessage::Evaluated { step: signed(steps_done), metrics });
+    }
+
+    fn evaluate_windows(
+        &mut self,
+        samples: u64,
+        window: u64,
+        sums: &mut [f64; COLUMNS],
+    ) -> Result<bool, Failure> {
+        for first in (0..samples).step_by(usize::try_from(window).unwrap_or(usize::MAX)) {
+            let end = (first + window).min(samples);
+            if self.evaluate_window(first, end, sums)? {
+                return Ok(true);
+            }
         }
         Ok(false)
     }
@@ -77,13 +117,58 @@ impl Trainer {
         let batch = loader
             .load(samples, &seeds, false)
             .map_err(|error| Failure::of_guest(&error, loader_call))?;
-        let value = self.ready.engine.forward(&batch, samples);
+        let value = self.ready.engine.forward(&batch, samples, Mode::Eval);
         let value = value.map_err(|error| error.failure(loss_call))?;
         let mut row = [0.0; COLUMNS];
         (row[0], row[1]) = (value.sum, value.weight);
-        for (pair, metric) in row[2..].chunks_exact_mut(2).zip(value.metrics) {
+        let measured = self.measure(&batch, samples)?;
+        for (pair, metric) in row[2..GUEST].chunks_exact_mut(2).zip(measured) {
+            (pair[0], pair[1]) = metric;
+        }
+        for (pair, metric) in row[GUEST..].chunks_exact_mut(2).zip(value.metrics) {
             (pair[0], pair[1]) = metric;
         }
         Ok(row)
+    }
+
+    /// The engine's own measures of the last forward; nothing, if the job wants none.
+    fn measure(&self, batch: &Batch, samples: &[u64]) -> Result<measure::Sums, Failure> {
+        let spec = &self.spec.eval;
+        if spec.metrics.is_empty() {
+            return Ok(measure::Sums::default());
+        }
+        let failed =
+            |message: String| Failure::new(FailureCode::GuestShape, message).of_rank(self.rank);
+        measure_batch(&self.ready.engine, batch, samples, spec).map_err(failed)
+    }
+}
+
+/// The engine's measures of its last forward over `batch`.
+///
+/// # Errors
+/// In words: the labels are missing, of another kind or shape, or one is no class.
+pub(crate) fn measure_batch(
+    engine: &Engine,
+    batch: &Batch,
+    samples: &[u64],
+    spec: &EvalSpec,
+) -> Result<measure::Sums, String> {
+    let name = &spec.labels;
+    let labels = batch.tensors.iter().find(|tensor| tensor.name == *name);
+    let labels = labels.ok_or_else(|| format!("the loader puts no tensor `{name}` of labels"))?;
+    let (logits, values) = engine.logits().ok_or("the model has put nothing out")?;
+    let (classes, rows) = logits.shape.split_last().ok_or("the model's output is a scalar")?;
+    match &labels.data {
+        BatchData::I64(data) if labels.shape == rows => {
+            measure::measure(values, *classes, data, spec).map_err(|BadLabel { row, label }| {
+                let sample = samples.get(row * samples.len() / data.len().max(1));
+                let sample = sample.copied().unwrap_or(0);
+                format!("sample {sample} has label {label}, but there are {classes} classes")
+            })
+        }
+        _ => Err(format!(
+            "the loader's tensor `{name}` is {}, expected i64{rows:?} as labels of `logits` {logits}",
+            meta(labels)
+        )),
     }
 }

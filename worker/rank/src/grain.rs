@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use lockstep_api::FailureCode;
+use lockstep_models::{InputMismatch, Mode, Model, Workspace};
 use lockstep_sandbox::{Batch, BatchData, BatchTensor};
-use lockstep_tensor::{Accumulate, DType, GradSink, Meta, OpError, Tape, Value};
+use lockstep_tensor::{Accumulate, GradSink, Meta, OpError, Tape, Threads, Value};
 use serde_json::json;
 
 use crate::failure::{Failure, GuestCall};
 use crate::loss::{Loss, LossError, LossValue, Seed};
-use crate::model::{INPUT, Model};
 
 /// Model, loss, weights, and the tape they run on.
 #[derive(Debug)]
@@ -20,34 +20,28 @@ pub(crate) struct Engine {
     pub(crate) loss: Loss,
     /// In arena order.
     pub(crate) weights: Vec<f32>,
+    /// Running statistics, likewise.
+    pub(crate) buffers: Vec<f32>,
     tape: Tape<f32>,
+    workspace: Workspace<f32>,
+    /// Of the last forward.
+    output: Option<Value>,
 }
 
 /// Why a grain has no loss.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GrainError {
-    /// The loader has not put the tensor that the model reads.
-    #[error("the loader puts no tensor `{INPUT}`, only {found:?}")]
+    /// The loader has not put a tensor that the model reads.
+    #[error("the loader puts no tensor `{name}`, only {found:?}")]
     NoInput {
+        /// Which the model reads.
+        name: &'static str,
         /// What it puts.
         found: Vec<String>,
     },
-    /// It has another dtype or number of axes.
-    #[error("the loader's tensor `{INPUT}` is {found}, expected f32[{samples}, inputs]")]
-    InputKind {
-        /// As put.
-        found: Meta,
-        /// Samples in the batch.
-        samples: usize,
-    },
-    /// Its samples are longer or shorter than the model's input.
-    #[error("the loader's tensor `{INPUT}` is {found}, but model.inputs is {inputs}")]
-    InputLength {
-        /// As put.
-        found: Meta,
-        /// As the model has it.
-        inputs: usize,
-    },
+    /// A tensor has another dtype or shape.
+    #[error("of what the loader puts, {0}")]
+    Input(InputMismatch),
     /// A label is outside of the model's classes.
     #[error("sample {sample} has label {label}, but model.classes is {classes} (labels 0 to {})", classes - 1)]
     Label {
@@ -68,9 +62,15 @@ pub(crate) enum GrainError {
 
 impl Engine {
     /// A fresh tape over `weights`.
-    pub(crate) fn new(model: Model, loss: Loss, weights: Vec<f32>) -> Self {
-        let tape = Tape::new(Arc::clone(model.layout()));
-        Self { model, loss, weights, tape }
+    pub(crate) fn new(
+        model: Model,
+        loss: Loss,
+        (weights, buffers): (Vec<f32>, Vec<f32>),
+        threads: Threads,
+    ) -> Self {
+        let tape = Tape::with_threads(Arc::clone(model.layout()), threads);
+        let workspace = model.workspace();
+        Self { model, loss, weights, buffers, tape, workspace, output: None }
     }
 
     /// Model, then loss. `samples`: which samples the batch is of, for messages.
@@ -81,71 +81,89 @@ impl Engine {
         &mut self,
         batch: &Batch,
         samples: &[u64],
+        mode: Mode,
     ) -> Result<LossValue, GrainError> {
         self.tape.clear();
-        let input = self.check_input(batch, samples.len())?;
+        self.check_inputs(batch, samples.len())?;
         let place = |tensor: &BatchTensor| match &tensor.data {
             BatchData::F32(data) => self.tape.input(&tensor.shape, data),
             BatchData::I64(data) => self.tape.index(&tensor.shape, data),
         };
         let inputs = batch.tensors.iter().map(place).collect::<Result<Vec<Value>, _>>();
         let inputs = inputs.map_err(GrainError::Model)?;
-        let output = self.model.forward(&mut self.tape, inputs[input], &self.weights);
+        let names = batch.tensors.iter().map(|tensor| tensor.name.as_str());
+        let named: Vec<(&str, Value)> = names.zip(inputs.iter().copied()).collect();
+        let Self { tape, weights, buffers, workspace, .. } = self;
+        let output = self.model.forward(tape, &named, weights, buffers, mode, workspace);
         let output = output.map_err(GrainError::Model)?;
+        self.output = Some(output);
         let value = self.loss.compute(&mut self.tape, output, batch, &inputs, &self.weights);
         value.map_err(|error| self.name_label(error, samples))
     }
 
-    /// Gradients of the last forward's loss sum into `sink`.
+    /// Takes the last training grain's statistics into the running ones.
+    pub(crate) fn update_buffers(&mut self) {
+        self.model.update_buffers(&mut self.buffers, &self.workspace);
+    }
+
+    /// What the last forward put out: shape and numbers. Backward gives them up.
+    pub(crate) fn logits(&self) -> Option<(&Meta, &[f32])> {
+        let output = self.output?;
+        Some((self.tape.meta(output).ok()?, self.tape.values(output).ok()?))
+    }
+
+    /// Gradients of the last forward's loss sum, times `scale`, into `sink`.
     ///
     /// # Errors
     /// When the loss guest's graph does not lead to a differentiable sum.
     pub(crate) fn backward(
         &mut self,
-        value: &LossValue,
+        value: &mut LossValue,
+        scale: f32,
         accumulate: Accumulate,
         sink: &mut dyn GradSink<f32>,
     ) -> Result<(), OpError> {
-        match &value.seed {
+        match &mut value.seed {
             Seed::Sum(sum) => {
-                self.tape.backward(&[(*sum, &[1.0])], &self.weights, accumulate, sink)
+                self.tape.backward(&[(*sum, &[scale])], &self.weights, accumulate, sink)
             }
             Seed::Output(output, gradient) => {
+                if scale != 1.0 {
+                    gradient.iter_mut().for_each(|gradient| *gradient *= scale);
+                }
                 self.tape.backward(&[(*output, gradient)], &self.weights, accumulate, sink)
             }
         }
     }
 
-    /// The place of the model's input among the batch's tensors.
-    fn check_input(&self, batch: &Batch, samples: usize) -> Result<usize, GrainError> {
-        let Some(place) = batch.tensors.iter().position(|tensor| tensor.name == INPUT) else {
-            let found = batch.tensors.iter().map(|tensor| tensor.name.clone()).collect();
-            return Err(GrainError::NoInput { found });
-        };
-        let tensor = &batch.tensors[place];
-        let dtype = match tensor.data {
-            BatchData::F32(_) => DType::F32,
-            BatchData::I64(_) => DType::I64,
-        };
-        let inputs = self.model.inputs();
-        match (dtype, tensor.shape.as_slice()) {
-            (DType::F32, &[count, length]) if count == samples && length == inputs => Ok(place),
-            (DType::F32, &[count, _]) if count == samples => {
-                let found = Meta::new(dtype, tensor.shape.clone());
-                Err(GrainError::InputLength { found, inputs })
-            }
-            _ => {
-                let found = Meta::new(dtype, tensor.shape.clone());
-                Err(GrainError::InputKind { found, samples })
+    /// That the batch has what the model reads.
+    fn check_inputs(&self, batch: &Batch, samples: usize) -> Result<(), GrainError> {
+        for input in self.model.inputs() {
+            match batch.tensors.iter().find(|tensor| tensor.name == input.name) {
+                Some(tensor) => {
+                    input.check(&meta(tensor), samples).map_err(GrainError::Input)?;
+                }
+                None if input.is_required => {
+                    let found = batch.tensors.iter().map(|tensor| tensor.name.clone()).collect();
+                    return Err(GrainError::NoInput { name: input.name, found });
+                }
+                None => {}
             }
         }
+        Ok(())
+    }
+
+    /// Classes of a classifier that answers once a sample.
+    fn classes(&self) -> Option<usize> {
+        let output = self.model.outputs().first()?;
+        (output.shape.len() == 1).then(|| output.classes())
     }
 
     /// An index that lies outside of the classes is a label: says whose.
     fn name_label(&self, error: LossError, samples: &[u64]) -> GrainError {
         match error {
             LossError::Operation(OpError::IndexOutOfRange { row, index: label, len, .. })
-                if len == self.model.classes() && row < samples.len() =>
+                if Some(len) == self.classes() && row < samples.len() =>
             {
                 GrainError::Label { sample: samples[row], label, classes: len }
             }
@@ -163,8 +181,7 @@ impl GrainError {
                 json!({ "guest": "loader", "sample": sample, "label": label, "classes": classes }),
             ),
             Self::NoInput { .. }
-            | Self::InputKind { .. }
-            | Self::InputLength { .. }
+            | Self::Input(_)
             | Self::Model(_)
             | Self::Loss(LossError::Operation(_) | LossError::Metrics { .. }) => self.shape(call),
         }
@@ -172,5 +189,13 @@ impl GrainError {
 
     fn shape(&self, call: GuestCall<'_>) -> Failure {
         Failure::new(FailureCode::GuestShape, lockstep_service::chain(self)).of_rank(call.rank)
+    }
+}
+
+/// Kind and shape of a batch's tensor.
+pub(crate) fn meta(tensor: &BatchTensor) -> Meta {
+    match tensor.data {
+        BatchData::F32(_) => Meta::f32(tensor.shape.clone()),
+        BatchData::I64(_) => Meta::i64(tensor.shape.clone()),
     }
 }

@@ -13,7 +13,7 @@ pub mod check;
 
 mod grain;
 
-mod model;
+mod measure;
 
 mod loss;
 

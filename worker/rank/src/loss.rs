@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use lockstep_api::GuestSpec;
+use lockstep_models::OUTPUT;
 use lockstep_sandbox::{
-    Batch, BatchData, BuiltLoss, GuestComponent, GuestError, Limits, LogSink, LossGraph, RawLoss,
-    Sandbox, World,
+    Batch, BuiltLoss, GuestComponent, GuestError, Limits, LogSink, LossGraph, RawLoss, Sandbox,
+    World,
 };
 use lockstep_tensor::{Meta, OpError, Tape, Value};
 
-use crate::model::OUTPUT;
+use crate::grain::meta;
 
 /// Named metrics of a loss. Every bucket header has room for so many.
 pub(crate) const MAX_METRICS: usize = 32;
@@ -244,9 +245,5 @@ fn compute_raw(
 }
 
 fn metas(batch: &Batch) -> Vec<(String, Meta)> {
-    let meta = |tensor: &lockstep_sandbox::BatchTensor| match tensor.data {
-        BatchData::F32(_) => Meta::f32(tensor.shape.clone()),
-        BatchData::I64(_) => Meta::i64(tensor.shape.clone()),
-    };
     batch.tensors.iter().map(|tensor| (tensor.name.clone(), meta(tensor))).collect()
 }

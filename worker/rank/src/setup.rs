@@ -10,8 +10,9 @@ use lockstep_api::{
 use lockstep_checkpoint::{Meta, StateMut, curve_settings};
 use lockstep_collective::GroupError;
 use lockstep_ddp::{Reducer, ReducerConfig};
+use lockstep_models::Model;
 use lockstep_sandbox::{Loader, LogSink};
-use lockstep_tensor::{Layout, LrSchedule, OptimizerState, UpdatePlan};
+use lockstep_tensor::{Ema, Layout, LossScale, LrSchedule, OptimizerState, Threads, UpdatePlan};
 
 use crate::agreement;
 use crate::failure::{Failure, GuestCall};
@@ -19,7 +20,6 @@ use crate::grain::Engine;
 use crate::guest::{Guests, Split};
 use crate::link::AgentLink;
 use crate::loss::{Loss, MAX_METRICS};
-use crate::model::Model;
 use crate::position::Position;
 use crate::schedule::Schedule;
 use crate::update;
@@ -42,6 +42,10 @@ pub(crate) struct Ready {
     pub(crate) update: UpdatePlan,
     /// The course of the learning rate.
     pub(crate) learning_rate: LrSchedule,
+    /// The running mean of the weights, if one is kept.
+    pub(crate) average: Option<(Ema, Vec<f32>)>,
+    /// With f16.
+    pub(crate) loss_scale: Option<LossScale>,
     /// What it remembers.
     pub(crate) optimizer_state: OptimizerState,
     /// The process group.
@@ -79,15 +83,27 @@ pub(crate) fn prepare(
     let update = update::plan(&spec.train, model.layout()).map_err(refused)?;
     let learning_rate = update::schedule(&spec.train, schedule.steps_total()).map_err(refused)?;
     let mut weights = model.initial_weights(spec.train.seed);
+    let mut buffers = model.initial_buffers();
     let mut optimizer_state = update.state();
+    let mut average = update::average(&spec.train, &weights).map_err(refused)?;
+    let mut loss_scale = update::loss_scale(&spec.train).map_err(refused)?;
     let mut next_step = 0;
     if let Some(path) = &config.resume_path {
         let state = StateMut {
             layout: model.layout(),
             weights: &mut weights,
+            buffer_layout: model.buffers(),
+            buffers: &mut buffers,
+            average: average.as_mut().map(|(_, average)| average.as_mut_slice()),
             optimizer: &mut optimizer_state,
         };
-        next_step = resume(config, path.as_ref(), state, &schedule)?;
+        next_step = resume(config, path.as_ref(), state, &mut loss_scale, &schedule)?;
+    } else if let Some(path) = &config.init_path {
+        let strict = spec.model.init_strict;
+        begin_from(&model, path.as_ref(), (&mut weights, &mut buffers), strict).map_err(refused)?;
+        if let Some((_, average)) = &mut average {
+            average.copy_from_slice(&weights);
+        }
     }
     position.enter(Phase::Forming);
     let panicked =
@@ -99,9 +115,12 @@ pub(crate) fn prepare(
         ("samples of the evaluation split", eval.as_ref().map_or(0, |(_, samples)| *samples)),
         ("step to do next", next_step),
         ("digest of the weights", agreement::digest(&weights)),
+        ("digest of the running statistics", agreement::digest(&buffers)),
     ];
     agreement::agree(&mut reducer, &facts)?;
-    let engine = Engine::new(model, loss, weights);
+    let threads = Threads::new(spec.train.threads as usize)
+        .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
+    let engine = Engine::new(model, loss, (weights, buffers), threads);
     Ok(Ready {
         engine,
         train,
@@ -109,6 +128,8 @@ pub(crate) fn prepare(
         schedule,
         update,
         learning_rate,
+        average,
+        loss_scale,
         optimizer_state,
         reducer,
         next_step,
@@ -190,17 +211,38 @@ fn open_split(
     }
 }
 
+/// Fills weights and running statistics from a file that the job begins with.
+///
+/// # Errors
+/// Names the file's fault.
+pub(crate) fn begin_from(
+    model: &Model,
+    path: &Utf8Path,
+    (weights, buffers): (&mut [f32], &mut [f32]),
+    strict: bool,
+) -> Result<(), FieldError> {
+    let refuse = |message| FieldError::new("model.init_from", message);
+    let bytes = std::fs::read(path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
+    model
+        .load_weights(weights, buffers, &bytes, strict)
+        .map(drop)
+        .map_err(|error| refuse(chain(&error)))
+}
+
 /// Fills `state` from the checkpoint; the step to do next.
 fn resume(
     config: &RankConfig,
     path: &Utf8Path,
     mut state: StateMut<'_>,
+    loss_scale: &mut Option<LossScale>,
     schedule: &Schedule,
 ) -> Result<u64, Failure> {
     let settings = curve_settings(&config.spec);
     let meta = lockstep_checkpoint::load(path, &settings, &mut state)
         .map_err(|error| Failure::of_checkpoint(&error))?;
     let Meta { step, data_epoch, next_position, samples_per_epoch, .. } = meta;
+    *loss_scale = update::resumed_loss_scale(&config.spec.train, meta.loss_scale)
+        .map_err(|error| Failure::new(FailureCode::CheckpointFailed, error.message))?;
     let next_step = u64::try_from(step.0).unwrap_or(0);
     let place = schedule.place(next_step);
     let expected = (

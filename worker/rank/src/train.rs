@@ -7,8 +7,9 @@ use lockstep_api::{
 };
 use lockstep_checkpoint::{FORMAT_VERSION, Meta, curve_settings};
 use lockstep_ddp::{GrainSums, StepOutcome, Votes};
+use lockstep_models::Mode;
 use lockstep_sandbox::Batch;
-use lockstep_tensor::StepFactors;
+use lockstep_tensor::{StepDecision, StepFactors};
 use serde_json::json;
 
 use crate::checkpoints::{Checkpoints, Snapshot};
@@ -30,7 +31,12 @@ pub(crate) struct Trainer {
     pub(crate) position: Position,
     pub(crate) ready: Ready,
     checkpoints: Checkpoints,
+    /// Steps left out since the last good one.
+    skipped_in_row: u32,
 }
+
+/// A loss whose gradient is not finite at any scale is a mistake, not a matter of the scale.
+const MAX_SKIPPED_STEPS: u32 = 64;
 
 impl Trainer {
     /// Ready for the first step.
@@ -48,6 +54,7 @@ impl Trainer {
             position: position.clone(),
             ready,
             checkpoints,
+            skipped_in_row: 0,
         }
     }
 
@@ -67,9 +74,9 @@ impl Trainer {
             self.update_weights(step, &outcome)?;
             self.report(step, place, &outcome, began.elapsed());
             self.ready.next_step += 1;
-            let is_stopping = outcome.stop
-                || (self.ready.schedule.ends_epoch(step) && self.evaluate(self.ready.next_step)?);
+            let is_stopping = outcome.stop || self.evaluate_if_due(step)?;
             if is_stopping || self.is_checkpoint_due() {
+                self.share_buffers()?;
                 self.checkpoint()?;
             }
             if is_stopping {
@@ -108,7 +115,7 @@ impl Trainer {
             let samples: Vec<u64> =
                 offsets.map(|offset| order.sample_at(place.first_position + offset)).collect();
             let batch = self.load(&samples, place.data_epoch)?;
-            self.run_grain(grain, &batch, &samples)?;
+            self.run_grain(step, grain, &batch, &samples)?;
         }
         self.position.enter(Phase::Reduce);
         let votes = Votes { stop: self.link.is_stop_requested(), non_finite: false };
@@ -124,15 +131,29 @@ impl Trainer {
     }
 
     /// Forward and backward; the gradient goes straight to where it is reduced.
-    fn run_grain(&mut self, grain: usize, batch: &Batch, samples: &[u64]) -> Result<(), Failure> {
+    fn run_grain(
+        &mut self,
+        step: u64,
+        grain: usize,
+        batch: &Batch,
+        samples: &[u64],
+    ) -> Result<(), Failure> {
         self.position.enter(Phase::Forward);
         let call = GuestCall { guest: "loss", rank: self.rank, samples };
-        let value =
-            self.ready.engine.forward(batch, samples).map_err(|error| error.failure(call))?;
+        let mode = Mode::Train {
+            // Whichever rank has the grain, its dropout is the same.
+            key: sample_seed(self.spec.train.seed, step, grain as u64),
+            precision: self.spec.train.precision,
+            checkpointing: self.spec.train.activation_checkpointing,
+        };
+        let value = self.ready.engine.forward(batch, samples, mode);
+        let mut value = value.map_err(|error| error.failure(call))?;
+        self.ready.engine.update_buffers();
         self.position.enter(Phase::Backward);
+        let scale = self.ready.loss_scale.as_ref().map_or(1.0, |scale| scale.scale() as f32);
         let accumulate = self.ready.reducer.accumulate(grain);
         let mut sink = self.ready.reducer.sink(grain);
-        self.ready.engine.backward(&value, accumulate, &mut sink).map_err(|error| {
+        self.ready.engine.backward(&mut value, scale, accumulate, &mut sink).map_err(|error| {
             Failure::new(FailureCode::GuestShape, chain(&error)).of_rank(call.rank)
         })?;
         let mut metrics = value.metrics;
@@ -144,8 +165,30 @@ impl Trainer {
 
     fn update_weights(&mut self, step: u64, outcome: &StepOutcome) -> Result<(), Failure> {
         self.position.enter(Phase::Optimizer);
-        let Ready { update, learning_rate, optimizer_state, reducer, engine, .. } = &mut self.ready;
+        let Ready {
+            update,
+            learning_rate,
+            average,
+            loss_scale,
+            optimizer_state,
+            reducer,
+            engine,
+            ..
+        } = &mut self.ready;
         let gradients = reducer.gradients();
+        let scale = loss_scale.as_ref().map_or(1.0, |scale| scale.scale());
+        if outcome.loss_sum.is_finite()
+            && let Some(loss_scale) = loss_scale
+        {
+            match loss_scale.update(outcome.non_finite) {
+                StepDecision::Take => self.skipped_in_row = 0,
+                StepDecision::Skip if self.skipped_in_row < MAX_SKIPPED_STEPS => {
+                    self.skipped_in_row += 1;
+                    return Ok(());
+                }
+                StepDecision::Skip => {}
+            }
+        }
         if outcome.non_finite || !outcome.loss_sum.is_finite() {
             let params = engine.model.layout().params();
             let is_at_fault = |param: &&lockstep_tensor::Param| {
@@ -166,7 +209,35 @@ impl Trainer {
         update
             .step(&mut engine.weights, gradients, factors, optimizer_state)
             .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
+        if let Some((ema, average)) = average {
+            ema.update(average, &engine.weights, optimizer_state.step - 1)
+                .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
+        }
         Ok(())
+    }
+
+    /// The running statistics are rank 0's.
+    pub(crate) fn share_buffers(&mut self) -> Result<(), Failure> {
+        let Ready { engine, reducer, .. } = &mut self.ready;
+        if engine.buffers.is_empty() {
+            return Ok(());
+        }
+        let shared = reducer.broadcast(0, &mut engine.buffers);
+        shared.map_err(|error| Failure::of_group(&error))
+    }
+
+    /// After the passes over the data that the job names, and at the end. Says whether all ranks agreed to stop
+    /// meanwhile.
+    fn evaluate_if_due(&mut self, step: u64) -> Result<bool, Failure> {
+        let schedule = &self.ready.schedule;
+        let epochs = schedule.place(step).data_epoch + 1;
+        let is_last = step + 1 == schedule.steps_total();
+        let is_due = epochs.is_multiple_of(u64::from(self.spec.eval.every_epochs.max(1)));
+        if schedule.ends_epoch(step) && (is_due || is_last) {
+            self.share_buffers()?;
+            return self.evaluate(self.ready.next_step);
+        }
+        Ok(false)
     }
 
     fn report(&self, step: u64, place: Place, outcome: &StepOutcome, took: Duration) {
@@ -211,11 +282,15 @@ impl Trainer {
             next_position: place.first_position.cast_signed(),
             samples_per_epoch: self.ready.schedule.samples().cast_signed(),
             optimizer_step: self.ready.optimizer_state.step,
+            loss_scale: self.ready.loss_scale.as_ref().map(|scale| scale.state()),
             settings: curve_settings(&self.spec),
         };
         self.checkpoints.begin(Snapshot {
             layout: self.ready.engine.model.layout().clone(),
             weights: self.ready.engine.weights.clone(),
+            buffer_layout: self.ready.engine.model.buffers().clone(),
+            buffers: self.ready.engine.buffers.clone(),
+            average: self.ready.average.as_ref().map(|(_, average)| average.clone()),
             optimizer: self.ready.optimizer_state.clone(),
             meta,
         })

@@ -2,16 +2,17 @@
 
 use lockstep_api::{
     AdagradSpec, AdamSpec, AdamwSpec, FieldError, GroupSpec, LambSpec, LionSpec, OptimizerSpec,
-    RmspropSpec, ScheduleSpec, SgdSpec, TrainSpec,
+    Precision, RmspropSpec, ScheduleSpec, SgdSpec, TrainSpec,
 };
 use lockstep_tensor::{
-    Clip, GroupUpdate, Layout, LrCurve, LrSchedule, Optimizer, ParamGroup, UpdatePlan, WarmUp,
+    Clip, Ema, EmaWarmUp, GroupUpdate, Layout, LossScale, LossScaleSettings, LossScaleState,
+    LrCurve, LrSchedule, Optimizer, ParamGroup, SettingError, UpdatePlan, WarmUp,
 };
 
 /// The plan of a model's updates.
 ///
 /// # Errors
-/// Names the setting that does not make sense for this model, or that the engine does not have.
+/// Names the setting that does not make sense for this model.
 pub(crate) fn plan(train: &TrainSpec, layout: &Layout) -> Result<UpdatePlan, FieldError> {
     let groups: Vec<_> = train.groups.iter().map(group).collect();
     let clip = match (train.clip_norm, train.clip_value) {
@@ -19,7 +20,7 @@ pub(crate) fn plan(train: &TrainSpec, layout: &Layout) -> Result<UpdatePlan, Fie
         (None, Some(bound)) => Clip::Value { bound },
         (None, None) => Clip::None,
     };
-    UpdatePlan::new(optimizer(&train.optimizer)?, clip, &groups, layout)
+    UpdatePlan::new(optimizer(&train.optimizer), clip, &groups, layout)
         .map_err(|error| FieldError::new("train", lockstep_service::chain(&error)))
 }
 
@@ -34,55 +35,31 @@ fn group(spec: &GroupSpec) -> ParamGroup {
 }
 
 /// The job's optimizer in the engine's terms.
-pub(crate) fn optimizer(spec: &OptimizerSpec) -> Result<Optimizer, FieldError> {
+pub(crate) fn optimizer(spec: &OptimizerSpec) -> Optimizer {
     let pair = |betas: [f64; 2]| (betas[0], betas[1]);
-    Ok(match *spec {
+    match *spec {
         OptimizerSpec::Sgd(SgdSpec { lr, momentum, dampening, nesterov, weight_decay }) => {
             Optimizer::Sgd { lr, momentum, dampening, nesterov, weight_decay }
         }
         OptimizerSpec::Adam(AdamSpec { lr, betas, eps, weight_decay, amsgrad }) => {
             Optimizer::Adam { lr, betas: pair(betas), eps, weight_decay, amsgrad }
         }
-        OptimizerSpec::Adamw(AdamwSpec { lr, betas, eps, weight_decay, amsgrad: false }) => {
+        OptimizerSpec::Adamw(AdamwSpec { lr, betas, eps, weight_decay }) => {
             Optimizer::AdamW { lr, betas: pair(betas), eps, weight_decay }
         }
-        OptimizerSpec::Adamw(_) => return Err(lacks("amsgrad", "false with adamw")),
         OptimizerSpec::Lamb(LambSpec { lr, betas, eps, weight_decay }) => {
             Optimizer::Lamb { lr, betas: pair(betas), eps, weight_decay }
         }
         OptimizerSpec::Lion(LionSpec { lr, betas, weight_decay }) => {
             Optimizer::Lion { lr, betas: pair(betas), weight_decay }
         }
-        OptimizerSpec::Rmsprop(RmspropSpec {
-            lr,
-            alpha,
-            eps,
-            weight_decay,
-            momentum,
-            centered: false,
-        }) => Optimizer::RmsProp { lr, alpha, eps, momentum, weight_decay },
-        OptimizerSpec::Rmsprop(_) => return Err(lacks("centered", "false")),
-        OptimizerSpec::Adagrad(AdagradSpec {
-            lr,
-            lr_decay,
-            weight_decay,
-            initial_accumulator_value,
-            eps,
-        }) => match () {
-            () if lr_decay != 0.0 => return Err(lacks("lr_decay", "0")),
-            () if initial_accumulator_value != 0.0 => {
-                return Err(lacks("initial_accumulator_value", "0"));
-            }
-            () => Optimizer::Adagrad { lr, eps, weight_decay },
-        },
-    })
-}
-
-fn lacks(field: &str, expected: &str) -> FieldError {
-    FieldError::new(
-        format!("train.optimizer.{field}"),
-        format!("expected {expected}: the engine has nothing else"),
-    )
+        OptimizerSpec::Rmsprop(RmspropSpec { lr, alpha, eps, weight_decay, momentum }) => {
+            Optimizer::RmsProp { lr, alpha, eps, momentum, weight_decay }
+        }
+        OptimizerSpec::Adagrad(AdagradSpec { lr, weight_decay, eps }) => {
+            Optimizer::Adagrad { lr, eps, weight_decay }
+        }
+    }
 }
 
 /// The course of the learning rate. `steps_total`: the job's length, for schedules that end with it.
@@ -124,4 +101,59 @@ pub(crate) fn schedule(train: &TrainSpec, steps_total: u64) -> Result<LrSchedule
     let warm_up = (0 < warmup).then_some(WarmUp { steps: warmup, start_factor });
     LrSchedule::new(warm_up, curve)
         .map_err(|error| FieldError::new("train.schedule", lockstep_service::chain(&error)))
+}
+
+/// The running mean of the weights, beginning with them, if the job wants one.
+///
+/// # Errors
+/// Names the setting that does not make sense.
+pub(crate) fn average(
+    train: &TrainSpec,
+    weights: &[f32],
+) -> Result<Option<(Ema, Vec<f32>)>, FieldError> {
+    let Some(spec) = &train.ema else { return Ok(None) };
+    let ema = Ema::new(spec.decay, EmaWarmUp::None).map_err(refuse("train.ema"))?;
+    Ok(Some((ema, weights.to_vec())))
+}
+
+/// The scale of the loss, with f16.
+///
+/// # Errors
+/// Names the setting that does not make sense.
+pub(crate) fn loss_scale(train: &TrainSpec) -> Result<Option<LossScale>, FieldError> {
+    let Some(settings) = loss_scale_settings(train) else { return Ok(None) };
+    LossScale::new(settings).map(Some).map_err(refuse("train.loss_scale"))
+}
+
+/// The scale as a checkpoint left it.
+///
+/// # Errors
+/// A state that the settings do not allow, or none where there must be one.
+pub(crate) fn resumed_loss_scale(
+    train: &TrainSpec,
+    state: Option<LossScaleState>,
+) -> Result<Option<LossScale>, FieldError> {
+    match (loss_scale_settings(train), state) {
+        (None, _) => Ok(None),
+        (Some(settings), Some(state)) => {
+            LossScale::resume(settings, state).map(Some).map_err(refuse("train.loss_scale"))
+        }
+        (Some(_), None) => {
+            Err(FieldError::new("train.loss_scale", "the checkpoint has no scale of the loss"))
+        }
+    }
+}
+
+fn loss_scale_settings(train: &TrainSpec) -> Option<LossScaleSettings> {
+    let spec = train.loss_scale.clone().unwrap_or_default();
+    (train.precision == Precision::F16).then(|| LossScaleSettings {
+        initial: spec.initial,
+        growth_factor: spec.growth_factor,
+        backoff_factor: spec.backoff_factor,
+        growth_interval: u32::try_from(spec.growth_interval).unwrap_or(u32::MAX),
+    })
+}
+
+fn refuse(field: &'static str) -> impl Fn(SettingError) -> FieldError {
+    move |error| FieldError::new(field, lockstep_service::chain(&error))
 }

@@ -13,8 +13,12 @@
 //!
 //! and its upper 53 bits are a fraction in [0, 1). `f32` weights are the rounded `f64` ones.
 //!
+//! A normal number is made of the fractions 2i and 2i + 1 of the stream. Logarithm and cosine are those of
+//! `libm`, which is compiled in: a machine's own would differ from another's in the last bit.
+//!
 //! # Source
-//! Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+//! Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014. Box and Muller, "A note on the
+//! generation of random normal deviates", 1958.
 
 use crate::real::Real;
 
@@ -32,6 +36,29 @@ pub fn uniform<T: Real>(seed: u64, name: &str, bound: f64, out: &mut [T]) {
     let stream = Stream::new(seed, name);
     for (index, value) in (0_u64..).zip(out) {
         *value = T::from_f64((2.0 * stream.fraction(index) - 1.0) * bound);
+    }
+}
+
+/// Normal with mean 0 and standard deviation `std`.
+pub fn normal<T: Real>(seed: u64, name: &str, std: f64, out: &mut [T]) {
+    let stream = Stream::new(seed, name);
+    for (index, value) in (0_u64..).zip(out) {
+        *value = T::from_f64(std * stream.normal(index));
+    }
+}
+
+/// Normal with mean 0 and standard deviation `std`, drawn again while it lies outside of ±`limit`.
+/// After 64 draws, which no sensible limit needs, it is cut to ±`limit`.
+pub fn truncated_normal<T: Real>(seed: u64, name: &str, std: f64, limit: f64, out: &mut [T]) {
+    // Elements of one parameter are far fewer than 2⁴⁰: draws of one never meet those of another.
+    const NEXT_DRAW: u64 = 1 << 40;
+    let stream = Stream::new(seed, name);
+    for (index, value) in (0_u64..).zip(out) {
+        let mut draws = (0..64).map(|draw| std * stream.normal(index + draw * NEXT_DRAW));
+        let first = draws.next().unwrap_or(0.0);
+        let kept =
+            if first.abs() <= limit { Some(first) } else { draws.find(|x| x.abs() <= limit) };
+        *value = T::from_f64(kept.unwrap_or(first.clamp(-limit, limit)));
     }
 }
 
@@ -57,6 +84,15 @@ impl Stream {
     pub fn fraction(&self, index: u64) -> f64 {
         const STEP: f64 = 1.0 / (1_u64 << 53) as f64;
         (self.bits(index) >> 11) as f64 * STEP
+    }
+
+    /// Normal with mean 0 and standard deviation 1, made of the fractions 2 · index and 2 · index + 1.
+    pub fn normal(&self, index: u64) -> f64 {
+        let place = index.wrapping_mul(2);
+        // In (0, 1]: its logarithm is finite.
+        let radius = 1.0 - self.fraction(place);
+        let angle = 2.0 * std::f64::consts::PI * self.fraction(place.wrapping_add(1));
+        (-2.0 * libm::log(radius)).sqrt() * libm::cos(angle)
     }
 }
 
@@ -112,5 +148,42 @@ mod tests {
         // Four standard deviations of either estimate.
         assert!(mean.abs() < 4.0 * 0.25 / 3.0_f64.sqrt() / 1e5_f64.sqrt(), "{mean}");
         assert!((variance - 0.0625 / 3.0).abs() < 4.0 * 0.0187 / 1e5_f64.sqrt(), "{variance}");
+    }
+
+    #[test]
+    fn normal_numbers_have_their_moments_and_do_not_hang_together() {
+        let mut out = vec![0.0_f64; 200_000];
+        normal(3, "w", 0.5, &mut out);
+        let count = out.len() as f64;
+        let moment = |power: i32| out.iter().map(|x| (x / 0.5).powi(power)).sum::<f64>() / count;
+        // Four standard deviations of each estimate: of x, x², x³, x⁴ they are 1, √2, √15, √96.
+        for (power, expected, deviation) in
+            [(1, 0.0, 1.0), (2, 1.0, 1.42), (3, 0.0, 3.9), (4, 3.0, 9.8)]
+        {
+            let found = moment(power);
+            assert!((found - expected).abs() < 4.0 * deviation / count.sqrt(), "{power}: {found}");
+        }
+        let neighbours = out.windows(2).map(|pair| pair[0] * pair[1] * 4.0).sum::<f64>() / count;
+        assert!(neighbours.abs() < 4.0 / count.sqrt(), "{neighbours}");
+    }
+
+    #[test]
+    fn truncated_normal_numbers_stay_within_and_are_the_plain_ones_where_those_do() {
+        let (mut plain, mut cut) = (vec![0.0_f64; 10_000], vec![0.0_f64; 10_000]);
+        normal(3, "w", 1.0, &mut plain);
+        truncated_normal(3, "w", 1.0, 1.5, &mut cut);
+        assert!(cut.iter().all(|x| x.abs() <= 1.5));
+        let (mut same, mut changed) = (0, 0);
+        for (plain, cut) in plain.iter().zip(&cut) {
+            if plain.abs() <= 1.5 { same += usize::from(plain == cut) } else { changed += 1 }
+        }
+        assert_eq!(same + changed, 10_000);
+        // 13.4 % of a normal distribution lie outside of ±1.5.
+        assert!((1_200..1_480).contains(&changed), "{changed}");
+        assert_eq!(plain[..100].to_vec(), {
+            let mut few = vec![0.0; 100];
+            normal(3, "w", 1.0, &mut few);
+            few
+        });
     }
 }

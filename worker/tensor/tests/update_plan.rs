@@ -231,5 +231,9 @@ fn a_refused_step_changes_nothing() {
         let factors = StepFactors { lr_factor, grad_scale };
         assert_eq!(refused(&mut weights, &[1.0; 2], factors).to_string(), message);
     }
+    let clipped = UpdatePlan::new(ADAMW, Clip::GlobalNorm { max: 1.0 }, &[], &layout).unwrap();
+    let infinite = clipped.step(&mut weights, &[1.0, f32::INFINITY], ONE, &mut state).unwrap_err();
+    assert_eq!(infinite.to_string(), "the norm of the gradients is inf");
+    assert!(clipped.step(&mut weights, &[f32::NAN, 1.0], ONE, &mut state).is_err());
     assert_eq!((weights, state), ([1.0, 2.0], plan.state()));
 }

@@ -124,9 +124,6 @@ pub struct AdamwSpec {
     /// w −= lr·weight_decay·w, apart from the gradient.
     #[serde(default = "default_decay")]
     pub weight_decay: f64,
-    /// Whether the root is of the largest mean of g² so far.
-    #[serde(default)]
-    pub amsgrad: bool,
 }
 
 /// LAMB (You et al. 2020), with Apex's defaults; PyTorch has none.
@@ -175,9 +172,6 @@ pub struct RmspropSpec {
     /// 0 ≤ momentum < 1.
     #[serde(default)]
     pub momentum: f64,
-    /// Whether the running mean of g is taken off: g divided by its deviation.
-    #[serde(default)]
-    pub centered: bool,
 }
 
 /// Adagrad.
@@ -185,15 +179,9 @@ pub struct RmspropSpec {
 pub struct AdagradSpec {
     /// Learning rate.
     pub lr: f64,
-    /// lr / (1 + (t − 1)·lr_decay).
-    #[serde(default)]
-    pub lr_decay: f64,
     /// Added to the gradient.
     #[serde(default)]
     pub weight_decay: f64,
-    /// What the sum of squares begins with.
-    #[serde(default)]
-    pub initial_accumulator_value: f64,
     /// Added to the root.
     #[serde(default = "default_1e10")]
     pub eps: f64,

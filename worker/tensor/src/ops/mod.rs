@@ -109,21 +109,21 @@ macro_rules! ops {
             }
 
             /// Floats that forward keeps for backward.
-            pub(crate) fn saved_len(&self, inputs: &[&Meta], out: &Meta) -> usize {
+            pub fn saved_len(&self, inputs: &[&Meta], out: &Meta) -> usize {
                 match self {
                     $(Self::$variant $(($field))? => ($make).saved_len(inputs, out),)+
                 }
             }
 
-            /// Floats of [`Op::prepare`].
-            pub(crate) fn prepared_len(&self, inputs: &[&Meta], out: &Meta) -> usize {
+            /// Floats that backward computes for several inputs' gradients at once.
+            pub fn prepared_len(&self, inputs: &[&Meta], out: &Meta) -> usize {
                 match self {
                     $(Self::$variant $(($field))? => ($make).prepared_len(inputs, out),)+
                 }
             }
 
             /// Whether the result is the first input's memory, under another shape or kind.
-            pub(crate) fn is_view(&self) -> bool {
+            pub fn is_view(&self) -> bool {
                 match self {
                     $(Self::$variant $(($field))? => ($make).is_view(),)+
                 }

@@ -46,7 +46,7 @@ pub(crate) trait Operation {
     /// `prepared_len` is not 0.
     fn prepare<T: Real>(&self, _chain: &Chain<'_, T>, _prepared: &mut [T]) {}
 
-    /// Whether the result is the first input's memory. `forward` is not called then; `gradient` is.
+    /// Whether the result may be the first input's memory; then `forward`, which copies, is not called.
     fn is_view(&self) -> bool {
         false
     }

@@ -31,7 +31,9 @@ impl Operation for Reshape<'_> {
         true
     }
 
-    fn forward<T: Real>(&self, _cx: Forward<'_, T>) -> Result<(), OpError> {
+    fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
+        cx.out.floats.copy_from_slice(cx.inputs[0].floats);
+        cx.out.ints.copy_from_slice(cx.inputs[0].ints);
         Ok(())
     }
 
@@ -61,7 +63,9 @@ impl Operation for Detach {
         true
     }
 
-    fn forward<T: Real>(&self, _cx: Forward<'_, T>) -> Result<(), OpError> {
+    fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
+        cx.out.floats.copy_from_slice(cx.inputs[0].floats);
+        cx.out.ints.copy_from_slice(cx.inputs[0].ints);
         Ok(())
     }
 

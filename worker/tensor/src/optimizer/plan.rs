@@ -12,6 +12,33 @@ use crate::{
 
 /// An optimizer for one layout: the part of the arenas that each setting holds for. It does the
 /// steps: [`UpdatePlan::step`].
+///
+/// ```
+/// use lockstep_tensor::{
+///     Clip, GroupUpdate, Layout, LrCurve, LrSchedule, Optimizer, ParamGroup, StepFactors, UpdatePlan,
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let layout = Layout::new(vec![
+///     ("fc.weight".to_owned(), vec![2, 3]),
+///     ("fc.bias".to_owned(), vec![2]),
+/// ])?;
+/// let adamw = Optimizer::AdamW { lr: 1e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
+/// let biases = ParamGroup { pattern: "*.bias".to_owned(), update: GroupUpdate::Frozen };
+/// let plan = UpdatePlan::new(adamw, Clip::GlobalNorm { max: 1.0 }, &[biases], &layout)?;
+/// let schedule = LrSchedule::new(None, LrCurve::Cosine { steps: 100, min_factor: 0.0 })?;
+///
+/// let (mut weights, gradients) = (vec![0.5_f32; 8], vec![1.0; 8]);
+/// let mut state = plan.state();
+/// for step in 0..3 {
+///     let factors = StepFactors { lr_factor: schedule.factor(step), grad_scale: 1.0 / 32.0 };
+///     plan.step(&mut weights, &gradients, factors, &mut state)?;
+/// }
+/// assert_eq!(weights[..2], [0.5, 0.5]); // the biases: used last, they lie first
+/// assert!(weights[2..].iter().all(|&w| w < 0.5));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct UpdatePlan {
     pub(super) optimizer: Optimizer,

@@ -36,6 +36,8 @@ pub enum StepError {
     Length { what: &'static str, given: usize, expected: usize },
     #[error("{given} weights, the layout has {expected}")]
     Weights { given: usize, expected: usize },
+    #[error("the norm of the gradients is {norm}")]
+    NonFinite { norm: f64 },
     #[error(transparent)]
     State(#[from] StateError),
     #[error(transparent)]
@@ -44,8 +46,8 @@ pub enum StepError {
 
 impl UpdatePlan {
     /// One update of all weights that are not frozen, in place: one pass over the arenas, after one
-    /// over the gradients if their norm is clipped. The gradients are not changed; that they are
-    /// finite is the caller's care.
+    /// over the gradients if their norm is clipped. The gradients are not changed. That they are finite
+    /// is the caller's care; where the norm is formed, one that is not finite is refused.
     pub fn step<T: Real>(
         &self,
         weights: &mut [T],
@@ -92,6 +94,9 @@ impl UpdatePlan {
             Clip::Value { bound } => Ok((map(grad_scale, bound), None)),
             Clip::GlobalNorm { max } => {
                 let norm = self.grad_norm(grads, grad_scale)?;
+                if !norm.is_finite() {
+                    return Err(StepError::NonFinite { norm });
+                }
                 let factor = (max / (norm + 1e-6)).min(1.0);
                 Ok((map(grad_scale * factor, f64::INFINITY), Some(norm)))
             }

@@ -195,7 +195,10 @@ impl<T: Real> Tape<T> {
             node.meta.dtype = T::DTYPE;
         }
         node.needs_grad = op.has_gradient() && used.iter().any(|&p| before[p].needs_grad);
-        node.holder = if op.is_view() { before[places[0]].holder } else { index };
+        let holder = before[places[0]].holder;
+        // The numbers of a parameter are not the tape's to show: a view of one is a copy.
+        let is_view = op.is_view() && self.layout.params().len() <= holder;
+        node.holder = if is_view { holder } else { index };
         node.is_released = false;
         node.op = Some(op);
         node.inputs = places.map(|place| place as u32);
@@ -211,7 +214,7 @@ impl<T: Real> Tape<T> {
     fn compute(&mut self, place: usize, weights: &[T]) -> Result<(), OpError> {
         let (before, rest) = self.nodes.split_at_mut(place);
         let node = &mut rest[0];
-        let Some(op) = node.op.as_ref().filter(|op| !op.is_view()) else { return Ok(()) };
+        let Some(op) = node.op.as_ref().filter(|_| node.holder == place) else { return Ok(()) };
         let places = node.inputs.map(|input| input as usize);
         let metas = places.map(|place| &before[place].meta);
         let saved_len = op.saved_len(&metas[..node.input_count], &node.meta);

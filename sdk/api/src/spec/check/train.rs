@@ -70,12 +70,7 @@ impl Check {
                 self.eps(it.eps);
                 self.momentum(it.momentum);
             }
-            OptimizerSpec::Adagrad(it) => {
-                self.number("train.optimizer.lr_decay", it.lr_decay, 0.0, 1e3);
-                let start = it.initial_accumulator_value;
-                self.number("train.optimizer.initial_accumulator_value", start, 0.0, 1e6);
-                self.eps(it.eps);
-            }
+            OptimizerSpec::Adagrad(it) => self.eps(it.eps),
         }
     }
 
