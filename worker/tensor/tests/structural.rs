@@ -328,7 +328,8 @@ fn where_takes_the_first_for_any_number_but_0() {
 
 #[test]
 fn functions_of_f32_are_near_those_of_f64() {
-    let functions: [(Op, fn(f64) -> f64); 9] = [
+    type Exact = fn(f64) -> f64;
+    let functions: [(Op, Exact); 9] = [
         (Op::AddScalar(0.5), |x| x + 0.5),
         (Op::Abs, f64::abs),
         (Op::Sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
