@@ -70,8 +70,10 @@ pub use kernel::{Threads, ThreadsError};
 pub use layout::{Layout, LayoutError, Param, ParamId};
 pub use loss_scale::{LossScale, LossScaleSettings, LossScaleState, StepDecision};
 pub use meta::{DType, Dims, MAX_ELEMENTS, MAX_RANK, Meta};
-pub use ops::{Activation, BatchNorm, Conv2d, CrossEntropy, Dropout, LayerNorm, Op, RmsNorm, norm};
-pub use ops::{Attention, Axes, Clamp, Half, Pool2d, ScatterAdd, Slice};
+pub use ops::{
+    Activation, Attention, Axes, BatchNorm, Clamp, Conv2d, CrossEntropy, Dropout, Half, LayerNorm,
+    Op, Pool2d, RmsNorm, ScatterAdd, Slice, norm,
+};
 pub use optimizer::{
     Clip, GroupUpdate, Optimizer, OptimizerState, PIECE_LEN, ParamGroup, PlanError, Segment,
     StateError, StepError, StepFactors, StepReport, UpdatePlan,

@@ -1,54 +1,21 @@
 //! A small perceptron against figures recorded with PyTorch: forward, loss, gradients, five steps.
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+mod recording;
+
+use std::{ops::Range, sync::Arc};
 
 use lockstep_tensor::{
-    Accumulate, Activation, Clip, GradBuffer, GroupUpdate, Layout, LrCurve, LrSchedule, Op,
-    Optimizer, ParamGroup, Real, StepFactors, Tape, UpdatePlan, Value, WarmUp,
+    Accumulate, Activation, Clip, CrossEntropy, GradBuffer, GroupUpdate, Layout, LrCurve,
+    LrSchedule, Op, Optimizer, ParamGroup, Real, StepFactors, Tape, UpdatePlan, Value, WarmUp,
 };
-use safetensors::{Dtype, SafeTensors};
+use recording::Recording;
 
 const F32: &[u8] = include_bytes!("golden/mlp_f32.safetensors");
 const F64: &[u8] = include_bytes!("golden/mlp_f64.safetensors");
 const CASES: &str = include_str!("golden/mlp.json");
 const LAYERS: [&str; 3] = ["fc1", "fc2", "fc3"];
 const BATCH: usize = 8;
-
-/// A recording: floats as f64, integers apart.
-struct Recording {
-    floats: HashMap<String, (Vec<usize>, Vec<f64>)>,
-    ints: HashMap<String, Vec<i64>>,
-}
-
-impl Recording {
-    fn read(bytes: &[u8]) -> Self {
-        let file = SafeTensors::deserialize(bytes).unwrap();
-        let mut recording = Self { floats: HashMap::new(), ints: HashMap::new() };
-        for (name, view) in file.tensors() {
-            let data = view.data();
-            let floats = match view.dtype() {
-                Dtype::F32 => numbers(data, |b| f64::from(f32::from_le_bytes(b))),
-                Dtype::F64 => numbers(data, f64::from_le_bytes),
-                Dtype::I64 => {
-                    recording.ints.insert(name, numbers(data, i64::from_le_bytes));
-                    continue;
-                }
-                other => panic!("{name} is {other:?}"),
-            };
-            recording.floats.insert(name, (view.shape().to_vec(), floats));
-        }
-        recording
-    }
-
-    fn values(&self, name: &str) -> &[f64] {
-        &self.floats.get(name).unwrap_or_else(|| panic!("no {name}")).1
-    }
-}
-
-fn numbers<const N: usize, V>(data: &[u8], value: impl Fn([u8; N]) -> V) -> Vec<V> {
-    data.chunks_exact(N).map(|bytes| value(bytes.try_into().unwrap())).collect()
-}
 
 /// What PyTorch got, and how far its own f32 run strays from it.
 struct Golden {
@@ -86,12 +53,13 @@ struct Run<'a, T: Real> {
     weights: Vec<T>,
     tape: Tape<T>,
     gradients: GradBuffer<T>,
+    label_smoothing: Option<f64>,
 }
 
 impl<'a, T: Real> Run<'a, T> {
     fn new(golden: &'a Golden) -> Self {
         let names = LAYERS.iter().flat_map(|l| [format!("{l}.weight"), format!("{l}.bias")]);
-        let shape = |name: &str| golden.double.floats[&format!("param.{name}")].0.clone();
+        let shape = |name: &str| golden.double.shape(&format!("param.{name}")).to_vec();
         let params = names.map(|name| (name.clone(), shape(&name))).collect();
         let layout = Arc::new(Layout::new(params).unwrap());
         let mut weights = vec![T::ZERO; layout.len()];
@@ -103,7 +71,7 @@ impl<'a, T: Real> Run<'a, T> {
         }
         let tape = Tape::new(Arc::clone(&layout));
         let gradients = GradBuffer::new(Arc::clone(&layout));
-        Self { golden, layout, weights, tape, gradients }
+        Self { golden, layout, weights, tape, gradients, label_smoothing: None }
     }
 
     /// Forward and backward of some samples of a batch; returns their outputs and their summed loss.
@@ -124,18 +92,28 @@ impl<'a, T: Real> Run<'a, T> {
             });
             x = self.apply(Op::Linear(Activation::None), &[x, w, b]);
         }
-        let labels = &self.golden.double.ints[&format!("target.{step}")][samples];
+        let labels = &self.golden.double.ints[&format!("target.{step}")].1[samples];
         let labels = self.tape.index(&[labels.len()], labels).unwrap();
-        let log = self.apply(Op::LogSoftmax, &[x]);
-        let picked = self.apply(Op::Gather, &[log, labels]);
-        let sum = self.apply(Op::Sum, &[picked]);
-        let loss = self.apply(Op::Neg, &[sum]);
+        let loss = self.loss(x, labels);
         let one = [T::ONE];
         let seeds: [(Value, &[T]); 1] = [(loss, &one)];
         let tape = &mut self.tape;
         let out = tape.values(x).unwrap().iter().map(|y| y.to_f64()).collect();
         tape.backward(&seeds, &self.weights, write, &mut self.gradients).unwrap();
         (out, tape.values(loss).unwrap()[0].to_f64())
+    }
+
+    /// The summed loss: in one operation if labels are smoothed, else by small ones.
+    fn loss(&mut self, x: Value, labels: Value) -> Value {
+        if let Some(label_smoothing) = self.label_smoothing {
+            let settings = CrossEntropy { label_smoothing, ignore_index: None };
+            let losses = self.apply(Op::CrossEntropy(settings), &[x, labels]);
+            return self.apply(Op::Sum, &[losses]);
+        }
+        let log = self.apply(Op::LogSoftmax, &[x]);
+        let picked = self.apply(Op::Gather, &[log, labels]);
+        let sum = self.apply(Op::Sum, &[picked]);
+        self.apply(Op::Neg, &[sum])
     }
 
     fn apply(&mut self, op: Op, inputs: &[Value]) -> Value {
@@ -230,6 +208,7 @@ impl Case {
 fn five_steps_agree<T: Real>(name: &'static str) {
     let (golden, case) = (Golden::read(), Case::read(name));
     let mut run = Run::<T>::new(&golden);
+    run.label_smoothing = case.record["label_smoothing"].as_f64();
     let (plan, schedule) = (case.plan(&run.layout), case.schedule());
     let mut state = plan.state::<T>();
     let grain_len = BATCH / case.record["micro"].as_u64().map_or(1, |micro| micro as usize);
@@ -260,7 +239,7 @@ fn five_steps_agree<T: Real>(name: &'static str) {
     }
 }
 
-const OPTIMIZER_CASES: [&str; 15] = [
+const CASES_OF_FIVE_STEPS: [&str; 16] = [
     "sgd",
     "sgd_momentum",
     "sgd_momentum_dampening",
@@ -276,6 +255,7 @@ const OPTIMIZER_CASES: [&str; 15] = [
     "adamw_warm_cosine",
     "rmsprop",
     "adagrad",
+    "sgd_label_smoothing",
 ];
 
 #[test]
@@ -290,10 +270,10 @@ fn outputs_loss_and_gradients_agree_in_f64() {
 
 #[test]
 fn weights_after_five_steps_agree_in_f32() {
-    OPTIMIZER_CASES.into_iter().for_each(five_steps_agree::<f32>);
+    CASES_OF_FIVE_STEPS.into_iter().for_each(five_steps_agree::<f32>);
 }
 
 #[test]
 fn weights_after_five_steps_agree_in_f64() {
-    OPTIMIZER_CASES.into_iter().for_each(five_steps_agree::<f64>);
+    CASES_OF_FIVE_STEPS.into_iter().for_each(five_steps_agree::<f64>);
 }

@@ -9,12 +9,23 @@ use lockstep_tensor::{
     Accumulate, BatchNorm, CrossEntropy, GradBuffer, LayerNorm, Layout, Op, Real, RmsNorm, Tape,
     norm::update_running,
 };
-use recording::{Recording, assert_close};
+use recording::Recording;
 
 const FILE: &[u8] = include_bytes!("golden/operations.safetensors");
 
 fn bound<T: Real>() -> f64 {
     if T::DTYPE == f32::DTYPE { 3e-6 } else { 1e-12 }
+}
+
+/// Asserts that no number is further from the truth than `bound` times the greatest of the truth.
+fn assert_close(what: &str, ours: impl IntoIterator<Item = f64>, truth: &[f64], bound: f64) {
+    let greatest = truth.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
+    let ours: Vec<_> = ours.into_iter().collect();
+    assert_eq!(ours.len(), truth.len(), "{what}");
+    for (place, (ours, truth)) in ours.iter().zip(truth).enumerate() {
+        let gap = (ours - truth).abs();
+        assert!(gap <= bound * greatest, "{what}, {place}: {ours}, {truth}, at most {greatest}");
+    }
 }
 
 /// Compares one case in f32 and f64.

@@ -6,8 +6,8 @@ mod structural;
 use std::collections::BTreeSet;
 
 use lockstep_tensor::{
-    Activation, BatchNorm, CrossEntropy, DType, Dims, Dropout, LayerNorm, Meta, Op, OpError,
-    RmsNorm,
+    Activation, BatchNorm, Conv2d, CrossEntropy, DType, Dims, Dropout, LayerNorm, Meta, Op,
+    OpError, RmsNorm,
 };
 
 fn f(shape: &[usize]) -> Meta {
@@ -23,6 +23,8 @@ fn infer(op: &Op, inputs: &[Meta]) -> Result<Meta, OpError> {
 }
 
 const NORM: BatchNorm = BatchNorm { eps: 1e-5, relu: false };
+const CONV: Conv2d =
+    Conv2d { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, relu: false };
 const LAYER: LayerNorm = LayerNorm { eps: 1e-5 };
 const RMS: RmsNorm = RmsNorm { eps: 1e-5 };
 const ENTROPY: CrossEntropy = CrossEntropy { label_smoothing: 0.1, ignore_index: None };
@@ -111,6 +113,8 @@ fn shapes_that_fit_give_the_documented_result() {
     let mut good = vec![
         (Op::Linear(Activation::None), vec![f(&[8, 20]), f(&[32, 20]), f(&[32])], f(&[8, 32])),
         (Op::Linear(Activation::None), vec![f(&[2, 4, 20]), f(&[32, 20])], f(&[2, 4, 32])),
+        (Op::Affine(Activation::None), vec![f(&[8, 20]), f(&[20, 32])], f(&[8, 32])),
+        (Op::Conv2d(CONV), vec![f(&[1, 3, 5, 5]), f(&[2, 3, 3, 3])], f(&[1, 2, 3, 3])),
         (Op::MatMul, vec![f(&[2, 3]), f(&[3, 4])], f(&[2, 4])),
         (Op::Add, vec![f(&[2, 3]), f(&[2, 3])], f(&[2, 3])),
         (Op::Sub, vec![f(&[]), f(&[2, 3])], f(&[2, 3])),
@@ -152,9 +156,11 @@ fn every_refusal_names_the_operation_and_the_shapes() {
         (Op::MatMul, vec![f(&[2, 3]), f(&[4, 3])]),
         (Op::Add, vec![f(&[2, 3]), f(&[3, 2])]),
         (Op::Sub, vec![f(&[2, 3]), f(&[2])]),
+        (Op::Affine(Activation::None), vec![f(&[8, 20]), f(&[32, 20])]),
+        (Op::Conv2d(CONV), vec![f(&[1, 3, 5, 5]), f(&[2, 4, 3, 3])]),
         (Op::Mul, vec![f(&[2, 3]), i(&[2, 3])]),
         (Op::Mul, vec![f(&[2]), Meta::new(DType::F64, [2])]),
-        (Op::Div, vec![f(&[3]), f(&[1])]),
+        (Op::Div, vec![f(&[3]), f(&[2, 2])]),
         (Op::Neg, vec![i(&[2])]),
         (Op::Scale(2.0), vec![i(&[2])]),
         (Op::Exp, vec![i(&[2])]),
@@ -192,7 +198,7 @@ fn every_refusal_names_the_operation_and_the_shapes() {
 #[test]
 fn a_wrong_number_of_inputs_is_refused() {
     let message = infer(&Op::Linear(Activation::None), &[f(&[8, 20])]).unwrap_err().to_string();
-    assert_eq!(message, "linear takes 2 or 3 inputs, 1 given");
+    assert_eq!(message, "linear takes 2 to 3 inputs, 1 given");
     let message = infer(&Op::Sum, &[]).unwrap_err().to_string();
     assert_eq!(message, "sum takes 1 inputs, 0 given");
     let many = vec![f(&[]); 9];
@@ -205,6 +211,6 @@ fn a_refusal_reads_as_a_sentence() {
         infer(&Op::Linear(Activation::None), &[f(&[8, 20]), f(&[32, 21]), f(&[32])]).unwrap_err();
     assert_eq!(
         message.to_string(),
-        "linear of f32[8, 20], f32[32, 21], f32[32]: the last axes of x and w must be equally long"
+        "linear of f32[8, 20], f32[32, 21], f32[32]: the last axis of x must be as long as w's input"
     );
 }

@@ -328,7 +328,8 @@ fn where_takes_the_first_for_any_number_but_0() {
 
 #[test]
 fn functions_of_f32_are_near_those_of_f64() {
-    let functions: [(Op, fn(f64) -> f64); 9] = [
+    type Exact = fn(f64) -> f64;
+    let functions: [(Op, Exact); 9] = [
         (Op::AddScalar(0.5), |x| x + 0.5),
         (Op::Abs, f64::abs),
         (Op::Sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
@@ -343,7 +344,7 @@ fn functions_of_f32_are_near_those_of_f64() {
     for (op, exact) in functions {
         for (&x, y) in x.iter().zip(compute(op.clone(), &[(&[600], &x)])) {
             let exact = exact(f64::from(x));
-            let gap = (f64::from(y) - exact).abs() / exact.abs();
+            let gap = (f64::from(y) - exact).abs() / (1e-3 + exact.abs());
             assert!(gap < 1e-6, "{op:?} of {x}: {y} {exact}");
         }
     }

@@ -3,15 +3,15 @@
 pub(crate) mod conv;
 pub(crate) mod gemm;
 pub(crate) mod isa;
+mod rows;
 mod threads;
 
 pub(crate) use gemm::{
     Bias, Element, Epilogue, Matrix, MatrixMut, Product, Scratch, product, product_into,
 };
 pub(crate) use isa::{Kernel, vectorized};
+pub(crate) use rows::{Sums, exp_each, exponentials, max, sum_columns, sums};
 pub use threads::{Threads, ThreadsError};
-mod rows;
-pub(crate) use rows::{Sums, max, sum_columns, sums};
 
 use crate::real::Real;
 

@@ -1,6 +1,6 @@
 //! Sums and maxima of rows and columns, in lanes that become vector code.
 
-use super::{Write, write, zip};
+use super::{Each, Kernel, Write, Zip, vectorized};
 use crate::real::Real;
 
 const LANES: usize = 16;
@@ -40,7 +40,8 @@ impl<T: Real, const N: usize> Sums<T, N> {
         let len = from[0].len();
         for start in (0..len).step_by(BLOCK) {
             let end = len.min(start + BLOCK);
-            add_up(&mut self.lanes, from.map(|slice| &slice[start..end]), &value);
+            let from = from.map(|slice| &slice[start..end]);
+            vectorized(AddUp { lanes: &mut self.lanes, from, value: &value });
             self.filled += end - start;
             if BLOCK <= self.filled {
                 self.flush();
@@ -68,33 +69,43 @@ impl<T: Real, const N: usize> Sums<T, N> {
     }
 }
 
-#[inline(always)]
-fn add_up<T: Real, const M: usize, const N: usize>(
-    sums: &mut [[T; LANES]; N],
-    from: [&[T]; M],
-    value: &impl Fn([T; M]) -> [T; N],
-) {
-    // A copy that stays in registers.
-    let mut lanes = *sums;
-    let parts = from.map(<[T]>::as_chunks::<LANES>);
-    let whole = parts.map(|(whole, _)| &whole[..parts[0].0.len()]);
-    for place in 0..whole[0].len() {
-        let at = whole.map(|chunks| &chunks[place]);
-        for lane in 0..LANES {
-            let values = value(at.map(|chunk| chunk[lane]));
-            for (lanes, value) in lanes.iter_mut().zip(values) {
+/// Adds runs of one length to the lanes.
+struct AddUp<'a, T, F, const M: usize, const N: usize> {
+    lanes: &'a mut [[T; LANES]; N],
+    from: [&'a [T]; M],
+    value: &'a F,
+}
+
+impl<T: Real, F: Fn([T; M]) -> [T; N], const M: usize, const N: usize> Kernel
+    for AddUp<'_, T, F, M, N>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        // A copy that stays in registers.
+        let mut sums = *self.lanes;
+        let parts = self.from.map(<[T]>::as_chunks::<LANES>);
+        // Cut to one length here, so that the loops below need no checks.
+        let whole = parts.map(|(whole, _)| &whole[..parts[0].0.len()]);
+        for place in 0..whole[0].len() {
+            let at = whole.map(|chunks| &chunks[place]);
+            for lane in 0..LANES {
+                let values = (self.value)(at.map(|chunk| chunk[lane]));
+                for (lanes, value) in sums.iter_mut().zip(values) {
+                    lanes[lane] += value;
+                }
+            }
+        }
+        let rest = parts.map(|(_, rest)| &rest[..parts[0].1.len()]);
+        for lane in 0..rest[0].len() {
+            let values = (self.value)(rest.map(|slice| slice[lane]));
+            for (lanes, value) in sums.iter_mut().zip(values) {
                 lanes[lane] += value;
             }
         }
+        *self.lanes = sums;
     }
-    let rest = parts.map(|(_, rest)| &rest[..parts[0].1.len()]);
-    for lane in 0..rest[0].len() {
-        let values = value(rest.map(|slice| slice[lane]));
-        for (lanes, value) in lanes.iter_mut().zip(values) {
-            lanes[lane] += value;
-        }
-    }
-    *sums = lanes;
 }
 
 /// [`Sums`] of one run.
@@ -109,18 +120,69 @@ pub(crate) fn sums<T: Real, const M: usize, const N: usize>(
 }
 
 /// The greatest element. Where one is NaN, that or another; 0 of nothing.
-#[inline(always)]
 pub(crate) fn max<T: Real>(row: &[T]) -> T {
-    let greater = |a: T, b: T| if a < b { b } else { a };
-    let mut lanes = [row.first().copied().unwrap_or(T::ZERO); LANES];
-    let (whole, rest) = row.as_chunks::<LANES>();
-    for chunk in whole {
-        for lane in 0..LANES {
-            lanes[lane] = greater(lanes[lane], chunk[lane]);
+    vectorized(Greatest { row })
+}
+
+struct Greatest<'a, T> {
+    row: &'a [T],
+}
+
+impl<T: Real> Kernel for Greatest<'_, T> {
+    type Output = T;
+
+    #[inline(always)]
+    fn run(self) -> T {
+        let greater = |a: T, b: T| if a < b { b } else { a };
+        let mut lanes = [self.row.first().copied().unwrap_or(T::ZERO); LANES];
+        let (whole, rest) = self.row.as_chunks::<LANES>();
+        for chunk in whole {
+            for lane in 0..LANES {
+                lanes[lane] = greater(lanes[lane], chunk[lane]);
+            }
+        }
+        let max = rest.iter().fold(lanes[0], |max, &x| greater(max, x));
+        lanes.into_iter().fold(max, greater)
+    }
+}
+
+/// Calls `piece` with e to the power of what `argument` writes, piece by piece of `len` elements, and with
+/// where it begins.
+///
+/// The exponential is a loop of its own: inside of larger closures it would not become vector code.
+pub(crate) fn exponentials<T: Real>(
+    len: usize,
+    argument: impl Fn(usize, &mut [T]),
+    mut piece: impl FnMut(usize, &[T]),
+) {
+    const PIECE: usize = 256;
+    let mut scratch = [T::ZERO; PIECE];
+    for start in (0..len).step_by(PIECE) {
+        let scratch = &mut scratch[..PIECE.min(len - start)];
+        argument(start, scratch);
+        exp_each(scratch);
+        piece(start, scratch);
+    }
+}
+
+/// Replaces each element by e to the power of it.
+pub(crate) fn exp_each<T: Real>(dst: &mut [T]) {
+    vectorized(Exponentials { dst });
+}
+
+struct Exponentials<'a, T> {
+    dst: &'a mut [T],
+}
+
+impl<T: Real> Kernel for Exponentials<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for x in self.dst {
+            *x = x.exp();
         }
     }
-    let max = rest.iter().fold(lanes[0], |max, &x| greater(max, x));
-    lanes.into_iter().fold(max, greater)
 }
 
 /// Sums over the rows of a matrix as wide as `dst`, whose elements are `value(row)` of those of several
@@ -138,31 +200,54 @@ pub(crate) fn sum_columns<T: Real, const M: usize, F: Fn([T; M]) -> T>(
     from: [&[T]; M],
     value: impl Fn(usize) -> F,
 ) {
-    /// Columns whose sums stay in the nearest cache.
-    const WIDTH: usize = 64;
-    const ROWS: usize = 64;
-    let columns = dst.len();
-    let rows = from[0].len().checked_div(columns).unwrap_or(0);
-    for (tile, dst) in dst.chunks_mut(WIDTH).enumerate() {
-        let mut totals = [0.0_f64; WIDTH];
-        for first in (0..rows).step_by(ROWS) {
-            let mut block = [T::ZERO; WIDTH];
-            let block = &mut block[..dst.len()];
-            for row in first..rows.min(first + ROWS) {
-                let start = row * columns + tile * WIDTH;
-                zip(block, Write::Add, from.map(|slice| &slice[start..]), value(row));
+    vectorized(Columns { dst, mode, from, value });
+}
+
+struct Columns<'a, T, V, const M: usize> {
+    dst: &'a mut [T],
+    mode: Write,
+    from: [&'a [T]; M],
+    value: V,
+}
+
+impl<T: Real, V: Fn(usize) -> F, F: Fn([T; M]) -> T, const M: usize> Kernel
+    for Columns<'_, T, V, M>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        /// Columns whose sums stay in the nearest cache.
+        const WIDTH: usize = 64;
+        const ROWS: usize = 64;
+        let (from, mode, columns) = (self.from, self.mode, self.dst.len());
+        let rows = from[0].len().checked_div(columns).unwrap_or(0);
+        for (tile, dst) in self.dst.chunks_mut(WIDTH).enumerate() {
+            let mut totals = [0.0_f64; WIDTH];
+            for first in (0..rows).step_by(ROWS) {
+                let mut block = [T::ZERO; WIDTH];
+                let block = &mut block[..dst.len()];
+                for row in first..rows.min(first + ROWS) {
+                    let start = row * columns + tile * WIDTH;
+                    let from = from.map(|slice| &slice[start..]);
+                    Zip { dst: &mut *block, mode: Write::Add, from, value: (self.value)(row) }
+                        .run();
+                }
+                for (total, sum) in totals.iter_mut().zip(block) {
+                    *total += sum.to_f64();
+                }
             }
-            for (total, sum) in totals.iter_mut().zip(block) {
-                *total += sum.to_f64();
-            }
+            Each { dst, mode, value: |column: usize| T::from_f64(totals[column]) }.run();
         }
-        write(dst, mode, |column| T::from_f64(totals[column]));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::isa::{Isa, vectorized_on},
+        *,
+    };
 
     #[test]
     fn sums_take_every_element_of_every_run_once() {
@@ -215,5 +300,22 @@ mod tests {
             assert_eq!(dst, vec![0.0; columns]);
         }
         sum_columns::<f64, 1, _>(&mut [], Write::Set, [&[]], |_| |[x]| x);
+    }
+
+    #[test]
+    fn sums_have_the_same_bits_on_every_instruction_set() {
+        let x: Vec<f32> = (0..1009).map(|i| (i as f32).sin()).collect();
+        let run = |isa| {
+            let mut lanes = [[0.0; LANES]; 1];
+            let value = |[a, b]: [f32; 2]| [a * b + 0.1];
+            vectorized_on(isa, AddUp { lanes: &mut lanes, from: [&x, &x[..1009]], value: &value });
+            let mut dst = [0.0; 7];
+            let value = |row| move |[x]: [f32; 1]| x * row as f32 + 0.1;
+            vectorized_on(isa, Columns { dst: &mut dst, mode: Write::Set, from: [&x], value });
+            (lanes[0].map(f32::to_bits), dst.map(f32::to_bits))
+        };
+        for isa in Isa::supported() {
+            assert_eq!(run(isa), run(Isa::Baseline), "{isa:?}");
+        }
     }
 }

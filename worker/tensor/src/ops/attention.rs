@@ -20,7 +20,7 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use self::heads::{Heads, Sizes};
+use self::heads::{Heads, Part, Sizes};
 use super::{Call, Chain, Forward, Operation, Target};
 use crate::{
     error::OpError,
@@ -95,8 +95,7 @@ impl Operation for Separate {
     }
 
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
-        let sizes = Sizes::separate(self.0, cx.inputs[0].meta, cx.inputs[1].meta);
-        Heads::separate(sizes, cx.inputs).forward(cx.saved, cx.out.floats);
+        Heads::separate(self.0, cx.inputs).forward(cx.saved, cx.out.floats, cx.threads);
         Ok(())
     }
 
@@ -106,19 +105,17 @@ impl Operation for Separate {
 
     /// `dS`.
     fn prepare<T: Real>(&self, chain: &Chain<'_, T>, prepared: &mut [T]) {
-        let sizes = Sizes::separate(self.0, chain.inputs[0].meta, chain.inputs[1].meta);
-        Heads::separate(sizes, chain.inputs).prepare(chain, prepared);
+        Heads::separate(self.0, chain.inputs).prepare(chain, prepared);
     }
 
     fn gradient<T: Real>(&self, which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
-        let sizes = Sizes::separate(self.0, chain.inputs[0].meta, chain.inputs[1].meta);
-        let heads = Heads::separate(sizes, chain.inputs);
-        let width = sizes.width;
-        match which {
-            0 => heads.query_gradient(chain, to, width),
-            1 => heads.key_gradient(chain, to, width),
-            _ => heads.value_gradient(chain, to, width),
-        }
+        let heads = Heads::separate(self.0, chain.inputs);
+        let part = match which {
+            0 => Part::Query,
+            1 => Part::Key,
+            _ => Part::Value,
+        };
+        heads.gradients(chain, to, heads.sizes.width, [(part, 0)]);
     }
 }
 
@@ -145,7 +142,7 @@ impl Operation for Packed {
     }
 
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
-        Heads::packed(self.0, cx.inputs).forward(cx.saved, cx.out.floats);
+        Heads::packed(self.0, cx.inputs).forward(cx.saved, cx.out.floats, cx.threads);
         Ok(())
     }
 
@@ -160,12 +157,8 @@ impl Operation for Packed {
 
     fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
         let heads = Heads::packed(self.0, chain.inputs);
-        let (width, stride, mode) = (heads.sizes.width, 3 * heads.sizes.width, to.mode);
-        if to.dst.is_empty() {
-            return;
-        }
-        heads.query_gradient(chain, Target { dst: &mut *to.dst, mode }, stride);
-        heads.key_gradient(chain, Target { dst: &mut to.dst[width..], mode }, stride);
-        heads.value_gradient(chain, Target { dst: &mut to.dst[2 * width..], mode }, stride);
+        let width = heads.sizes.width;
+        let parts = [(Part::Query, 0), (Part::Key, width), (Part::Value, 2 * width)];
+        heads.gradients(chain, to, 3 * width, parts);
     }
 }

@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn places_come_in_order_with_their_offsets() {
         assert_eq!(strides(&[2, 3, 4]).as_slice(), [12, 4, 1]);
-        assert_eq!(strides(&[]).as_slice(), []);
+        assert!(strides(&[]).is_empty());
         let visits = |shape: &[usize], strides: &[usize]| {
             let mut visits = Vec::new();
             each_place(shape, strides, |place, offset| visits.push((place, offset)));

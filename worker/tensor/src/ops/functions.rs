@@ -9,10 +9,12 @@ use crate::real::Real;
 pub(super) struct AddScalar(pub(super) f64);
 
 impl ElementWise for AddScalar {
+    #[inline(always)]
     fn value<T: Real>(&self, x: T) -> T {
         x + T::from_f64(self.0)
     }
 
+    #[inline(always)]
     fn chain<T: Real>(&self, grad: T, _x: T, _y: T) -> T {
         grad
     }
@@ -22,10 +24,12 @@ impl ElementWise for AddScalar {
 pub(super) struct Sqrt;
 
 impl ElementWise for Sqrt {
+    #[inline(always)]
     fn value<T: Real>(&self, x: T) -> T {
         x.sqrt()
     }
 
+    #[inline(always)]
     fn chain<T: Real>(&self, grad: T, _x: T, y: T) -> T {
         grad / (y + y)
     }
@@ -35,10 +39,12 @@ impl ElementWise for Sqrt {
 pub(super) struct Abs;
 
 impl ElementWise for Abs {
+    #[inline(always)]
     fn value<T: Real>(&self, x: T) -> T {
         if x <= T::ZERO { T::ZERO - x } else { x }
     }
 
+    #[inline(always)]
     fn chain<T: Real>(&self, grad: T, x: T, _y: T) -> T {
         if x < T::ZERO {
             -grad
@@ -107,10 +113,12 @@ impl ElementWise for Silu {
 pub(super) struct Pow(pub(super) f64);
 
 impl ElementWise for Pow {
+    #[inline(always)]
     fn value<T: Real>(&self, x: T) -> T {
         power(x, self.0)
     }
 
+    #[inline(always)]
     fn chain<T: Real>(&self, grad: T, x: T, _y: T) -> T {
         if self.0 == 0.0 {
             return T::ZERO;
@@ -145,6 +153,7 @@ pub struct Clamp {
 }
 
 impl ElementWise for Clamp {
+    #[inline(always)]
     fn value<T: Real>(&self, x: T) -> T {
         let (min, max) = (T::from_f64(self.min), T::from_f64(self.max));
         if x < min {
@@ -156,6 +165,7 @@ impl ElementWise for Clamp {
         }
     }
 
+    #[inline(always)]
     fn chain<T: Real>(&self, grad: T, x: T, _y: T) -> T {
         let (min, max) = (T::from_f64(self.min), T::from_f64(self.max));
         if min <= x && x <= max { grad } else { T::ZERO }

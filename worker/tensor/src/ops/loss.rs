@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Call, Chain, Forward, Operation, Target, broadcast::Pairwise};
 use crate::{
     error::OpError,
-    kernel::{Write, max, sums, zip},
+    kernel::{Write, exponentials, max, sums, zip},
     meta::{DType, Meta},
     real::Real,
 };
@@ -97,7 +97,11 @@ impl Operation for CrossEntropy {
                 continue;
             }
             let (max, log) = (saved[0], saved[1]);
-            zip(dst, to.mode, [x], |[x]| g * (((x - max) - log).exp() - even));
+            exponentials(
+                classes,
+                |at, e| zip(e, Write::Set, [&x[at..]], |[x]| (x - max) - log),
+                |at, e| zip(&mut dst[at..][..e.len()], to.mode, [e], |[e]| g * (e - even)),
+            );
             dst[target as usize] += -(g * hit);
         }
     }

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use super::{Call, Chain, Forward, Operation, Target};
 use crate::{
     error::OpError,
-    kernel::{Matrix, Write, product},
+    kernel::{Matrix, MatrixMut, Product, Scratch, Threads, Write, product},
     meta::{Meta, elements},
     real::Real,
 };
@@ -82,9 +82,8 @@ impl Operation for MatMul {
             return Ok(());
         }
         let sizes = Sizes::new(a.meta, b.meta);
-        for (i, y) in y.chunks_exact_mut(sizes.n * sizes.m).enumerate() {
-            product(y, Write::Set, sizes.a(a.floats, i), sizes.b(b.floats, i));
-        }
+        let factors = |i| (sizes.a(a.floats, i), sizes.b(b.floats, i));
+        products(y, Write::Set, sizes.batch, cx.threads, factors);
         Ok(())
     }
 
@@ -95,13 +94,30 @@ impl Operation for MatMul {
         }
         let (a, b, g) = (&chain.inputs[0], &chain.inputs[1], chain.grad);
         let sizes = Sizes::new(a.meta, b.meta);
-        let len = to.dst.len() / sizes.batch;
-        for (i, dst) in to.dst.chunks_exact_mut(len).enumerate() {
-            let g = sizes.y(g, i);
-            match which {
-                0 => product(dst, to.mode, g, sizes.b(b.floats, i).transposed()),
-                _ => product(dst, to.mode, sizes.a(a.floats, i).transposed(), g),
-            }
-        }
+        products(to.dst, to.mode, sizes.batch, chain.threads, |i| match which {
+            0 => (sizes.y(g, i), sizes.b(b.floats, i).transposed()),
+            _ => (sizes.a(a.floats, i).transposed(), sizes.y(g, i)),
+        });
     }
+}
+
+/// Fills `dst`, which is not empty, with as many products: one on all threads, or each on one of them.
+fn products<'a, T: Real>(
+    dst: &mut [T],
+    mode: Write,
+    count: usize,
+    threads: &Threads,
+    factors: impl Fn(usize) -> (Matrix<'a, T>, Matrix<'a, T>) + Sync + Send,
+) {
+    if count == 1 {
+        let (a, b) = factors(0);
+        let dst = MatrixMut::new(dst, a.rows(), b.columns());
+        let product = Product::new(a, b).mode(mode);
+        return Scratch::with_local(|scratch| product.run(dst, threads, scratch));
+    }
+    let len = dst.len() / count;
+    threads.for_each_chunk(dst, len, |i, dst| {
+        let (a, b) = factors(i);
+        product(dst, mode, a, b);
+    });
 }

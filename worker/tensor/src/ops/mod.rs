@@ -4,27 +4,31 @@
 //! data), forward (into memory of the inferred shape) and the gradient of each input. [`ops!`] lists them
 //! all; an operation whose gradient is missing does not compile.
 
+mod operation;
+
 mod attention;
-mod batch_norm;
-mod broadcast;
-mod cast;
-mod compare;
 mod conv;
+mod linear;
+mod matmul;
+mod pool;
+
+mod batch_norm;
+pub mod norm;
+mod softmax;
+
 mod dropout;
 mod embedding;
-mod functions;
-mod linear;
 mod loss;
-mod matmul;
-pub mod norm;
-mod operation;
-mod pool;
-mod reduce;
-mod rows;
-mod softmax;
+
+mod broadcast;
+mod cast;
+mod functions;
 mod unary;
 
+mod compare;
+mod reduce;
 mod reduce_axes;
+mod rows;
 
 mod axes;
 mod index;

@@ -106,8 +106,9 @@ fn infer(windows: &impl Windows, call: &Call<'_>, out: &mut Meta) -> Result<(), 
     Ok(())
 }
 
-/// One window of one plane, and the place of its result.
+/// One window, as seen from its chunk of planes.
 struct Window {
+    /// The place of its result.
     place: usize,
     /// Where the plane begins.
     plane: usize,
@@ -117,7 +118,7 @@ struct Window {
 }
 
 impl Window {
-    /// The window's part of each row, as ranges of the whole input.
+    /// The window's part of each row, as ranges of the chunk.
     fn rows(&self) -> impl Iterator<Item = Range<usize>> {
         self.rows.clone().map(|row| {
             let start = self.plane + row * self.width;
@@ -126,28 +127,100 @@ impl Window {
     }
 }
 
-/// Visits all windows of the planes of `x`; `places` is the number of results.
-fn each(windows: &impl Windows, x: &Meta, places: usize, mut visit: impl FnMut(&Window)) {
-    if places == 0 {
-        return;
+/// The planes of an input that is not empty, cut into chunks whose length is given by their size alone.
+#[derive(Debug, Clone, Copy)]
+struct Planes<'a, W> {
+    windows: &'a W,
+    height: usize,
+    width: usize,
+    down: usize,
+    across: usize,
+    /// Planes in a chunk.
+    count: usize,
+}
+
+impl<'a, W: Windows> Planes<'a, W> {
+    fn new(windows: &'a W, x: &Meta) -> Self {
+        /// Elements that are worth a thread's while.
+        const CHUNK: usize = 1 << 14;
+        let (height, width) = (x.shape[2], x.shape[3]);
+        let [down, across] =
+            [(0, height), (1, width)].map(|(axis, len)| windows.count(axis, len).unwrap_or(1));
+        let count = (CHUNK / (height * width)).max(1);
+        Self { windows, height, width, down, across, count }
     }
-    let (height, width) = (x.shape[2], x.shape[3]);
-    let count = |axis, len| windows.count(axis, len).unwrap_or(1);
-    let (down, across) = (count(0, height), count(1, width));
-    for plane in 0..places / (down * across) {
-        for i in 0..down {
-            let rows = windows.span(0, i, height);
-            for j in 0..across {
-                visit(&Window {
-                    place: (plane * down + i) * across + j,
-                    plane: plane * height * width,
-                    width,
-                    rows: rows.clone(),
-                    columns: windows.span(1, j, width),
-                });
+
+    /// Elements of a chunk of the input.
+    fn inputs(&self) -> usize {
+        self.count * self.height * self.width
+    }
+
+    /// Elements of a chunk of the result.
+    fn outputs(&self) -> usize {
+        self.count * self.down * self.across
+    }
+
+    /// Visits all windows of a chunk with that many results.
+    fn each(&self, outputs: usize, mut visit: impl FnMut(&Window)) {
+        for plane in 0..outputs / (self.down * self.across) {
+            for i in 0..self.down {
+                let rows = self.windows.span(0, i, self.height);
+                for j in 0..self.across {
+                    visit(&Window {
+                        place: (plane * self.down + i) * self.across + j,
+                        plane: plane * self.height * self.width,
+                        width: self.width,
+                        rows: rows.clone(),
+                        columns: self.windows.span(1, j, self.width),
+                    });
+                }
             }
         }
     }
+}
+
+fn chunk<T>(data: &[T], index: usize, len: usize) -> &[T] {
+    let rest = &data[index * len..];
+    &rest[..len.min(rest.len())]
+}
+
+/// Computes each window's result from a chunk of the input.
+fn forward<T: Real, W: Windows + Sync>(
+    windows: &W,
+    cx: Forward<'_, T>,
+    result: impl Fn(&[T], &Window) -> T + Sync + Send,
+) {
+    let (x, y) = (&cx.inputs[0], cx.out.floats);
+    if y.is_empty() {
+        return;
+    }
+    let planes = Planes::new(windows, x.meta);
+    cx.threads.for_each_chunk(y, planes.outputs(), |index, y| {
+        let x = chunk(x.floats, index, planes.inputs());
+        planes.each(y.len(), |window| y[window.place] = result(x, window));
+    });
+}
+
+/// Adds each window's share in the gradient: `add` is handed a chunk's part of it, those of the input, of the
+/// result and of its gradient, and a window.
+fn backward<T: Real, W: Windows + Sync>(
+    windows: &W,
+    chain: &Chain<'_, T>,
+    to: Target<'_, T>,
+    add: impl Fn(&mut [T], [&[T]; 3], &Window) + Sync + Send,
+) {
+    if to.mode == Write::Set {
+        to.dst.fill(T::ZERO);
+    }
+    if to.dst.is_empty() {
+        return;
+    }
+    let planes = Planes::new(windows, chain.inputs[0].meta);
+    chain.threads.for_each_chunk(to.dst, planes.inputs(), |index, dst| {
+        let x = chunk(chain.inputs[0].floats, index, planes.inputs());
+        let [y, g] = [chain.output, chain.grad].map(|data| chunk(data, index, planes.outputs()));
+        planes.each(g.len(), |window| add(dst, [x, y, g], window));
+    });
 }
 
 /// NaN counts as greatest; of two, the one that was there.
@@ -157,12 +230,6 @@ fn is_greater<T: Real>(x: T, than: T) -> bool {
 
 fn is_nan<T: Real>(x: T) -> bool {
     x.partial_cmp(&x).is_none()
-}
-
-fn clear_if_set<T: Real>(to: &mut Target<'_, T>) {
-    if to.mode == Write::Set {
-        to.dst.fill(T::ZERO);
-    }
 }
 
 impl Operation for MaxPool2d {
@@ -175,55 +242,49 @@ impl Operation for MaxPool2d {
     }
 
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
-        let (x, y) = (&cx.inputs[0], cx.out.floats);
-        each(&self.0, x.meta, y.len(), |window| {
+        forward(&self.0, cx, |x, window| {
             let mut best = T::from_f64(f64::NEG_INFINITY);
             for row in window.rows() {
-                for &x in &x.floats[row] {
+                for &x in &x[row] {
                     best = if is_greater(x, best) { x } else { best };
                 }
             }
-            y[window.place] = best;
+            best
         });
         Ok(())
     }
 
     /// Each window's gradient goes to the first of its elements that equals the result.
-    fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, mut to: Target<'_, T>) {
-        clear_if_set(&mut to);
-        let (x, y) = (&chain.inputs[0], chain.output);
-        each(&self.0, x.meta, y.len(), |window| {
+    fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
+        backward(&self.0, chain, to, |dst, [x, y, g], window| {
             let y = y[window.place];
-            let is_it = |&at: &usize| x.floats[at] == y || is_nan(y) && is_nan(x.floats[at]);
+            let is_it = |&at: &usize| x[at] == y || is_nan(y) && is_nan(x[at]);
             if let Some(at) = window.rows().flatten().find(is_it) {
-                to.dst[at] += chain.grad[window.place];
+                dst[at] += g[window.place];
             }
         });
     }
 }
 
-fn mean<T: Real>(windows: &impl Windows, cx: Forward<'_, T>) {
-    let (x, y) = (&cx.inputs[0], cx.out.floats);
-    each(windows, x.meta, y.len(), |window| {
+fn mean<T: Real>(windows: &(impl Windows + Sync), cx: Forward<'_, T>) {
+    forward(windows, cx, |x, window| {
         let mut total = 0.0;
         for row in window.rows() {
-            for x in &x.floats[row] {
+            for x in &x[row] {
                 total += x.to_f64();
             }
         }
-        y[window.place] = T::from_f64(total / windows.divisor(&window.rows, &window.columns));
+        T::from_f64(total / windows.divisor(&window.rows, &window.columns))
     });
 }
 
 /// Each element of a window receives the same share.
-fn spread<T: Real>(windows: &impl Windows, chain: &Chain<'_, T>, mut to: Target<'_, T>) {
-    clear_if_set(&mut to);
-    let (x, g) = (chain.inputs[0].meta, chain.grad);
-    each(windows, x, g.len(), |window| {
+fn spread<T: Real>(windows: &(impl Windows + Sync), chain: &Chain<'_, T>, to: Target<'_, T>) {
+    backward(windows, chain, to, |dst, [_, _, g], window| {
         let divisor = windows.divisor(&window.rows, &window.columns);
         let share = T::from_f64(g[window.place].to_f64() / divisor);
         for row in window.rows() {
-            to.dst[row].iter_mut().for_each(|dst| *dst += share);
+            dst[row].iter_mut().for_each(|dst| *dst += share);
         }
     });
 }

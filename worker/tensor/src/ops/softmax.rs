@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use super::{Call, Chain, Forward, Operation, Target};
 use crate::{
     error::OpError,
-    kernel::{Write, map, max, sums, zip},
+    kernel::{Write, exp_each, exponentials, map, max, sums, zip},
     meta::Meta,
     real::Real,
 };
@@ -28,7 +28,8 @@ impl Operation for Softmax {
         let x = cx.inputs[0].floats;
         for (x, y) in x.chunks_exact(classes).zip(cx.out.floats.chunks_exact_mut(classes)) {
             let max = max(x);
-            map(y, x, |x| (x - max).exp());
+            map(y, x, |x| x - max);
+            exp_each(y);
             let [sum] = sums([&*y], |[y]| [y]);
             let factor = T::from_f64(1.0 / sum);
             y.iter_mut().for_each(|y| *y = *y * factor);
@@ -80,7 +81,14 @@ impl Operation for LogSoftmax {
         for (dst, (y, g)) in to.dst.chunks_exact_mut(classes).zip(rows) {
             let [total] = sums([g], |[g]| [g]);
             let total = T::from_f64(total);
-            zip(dst, to.mode, [y, g], |[y, g]| g - y.exp() * total);
+            exponentials(
+                classes,
+                |at, e| e.copy_from_slice(&y[at..][..e.len()]),
+                |at, e| {
+                    let dst = &mut dst[at..][..e.len()];
+                    zip(dst, to.mode, [e, &g[at..]], |[e, g]| g - e * total);
+                },
+            );
         }
     }
 }

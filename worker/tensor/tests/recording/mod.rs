@@ -42,14 +42,3 @@ impl Recording {
 fn numbers<const N: usize, V>(data: &[u8], value: impl Fn([u8; N]) -> V) -> Vec<V> {
     data.chunks_exact(N).map(|bytes| value(bytes.try_into().unwrap())).collect()
 }
-
-/// Asserts that no number is further from the truth than `bound` times the greatest of the truth.
-pub fn assert_close(what: &str, ours: impl IntoIterator<Item = f64>, truth: &[f64], bound: f64) {
-    let greatest = truth.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
-    let ours: Vec<_> = ours.into_iter().collect();
-    assert_eq!(ours.len(), truth.len(), "{what}");
-    for (place, (ours, truth)) in ours.iter().zip(truth).enumerate() {
-        let gap = (ours - truth).abs();
-        assert!(gap <= bound * greatest, "{what}, {place}: {ours}, {truth}, at most {greatest}");
-    }
-}

@@ -17,7 +17,7 @@ fn with(args: &[Arg], case: Case) -> Case {
     Case { args: args.to_vec(), ..case }
 }
 
-pub fn cases() -> Vec<Case> {
+pub(crate) fn cases() -> Vec<Case> {
     let mut cases = vec![
         case(Op::MatMul, &[&[2, 3, 4], &[2, 4, 5]]),
         case(Op::MatMul, &[&[2, 3, 4], &[4, 5]]),

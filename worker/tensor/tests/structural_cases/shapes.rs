@@ -51,7 +51,7 @@ fn functions() -> Vec<Op> {
     ]
 }
 
-pub fn good() -> Vec<(Op, Vec<Meta>, Meta)> {
+pub(crate) fn good() -> Vec<(Op, Vec<Meta>, Meta)> {
     let mut good = vec![
         (Op::MatMul, vec![f(&[7, 2, 3]), f(&[7, 3, 4])], f(&[7, 2, 4])),
         (Op::MatMul, vec![f(&[7, 5, 2, 3]), f(&[3, 4])], f(&[7, 5, 2, 4])),
@@ -86,7 +86,7 @@ pub fn good() -> Vec<(Op, Vec<Meta>, Meta)> {
     good
 }
 
-pub fn bad() -> Vec<(Op, Vec<Meta>)> {
+pub(crate) fn bad() -> Vec<(Op, Vec<Meta>)> {
     let mut bad = bad_products();
     bad.extend(bad_windows_and_axes());
     bad.extend(bad_places());

@@ -157,13 +157,13 @@ fn extent((rows, columns): (usize, usize), strides: (usize, usize)) -> Option<us
 /// # Panics
 /// If the shapes do not fit.
 pub(crate) fn product<T: Real>(dst: &mut [T], mode: Write, a: Matrix<'_, T>, b: Matrix<'_, T>) {
-    let dst = MatrixMut::new(dst, a.rows, b.columns);
-    Scratch::with_local(|scratch| {
-        Product::new(a, b).mode(mode).run(dst, &Threads::single(), scratch);
-    });
+    product_into(MatrixMut::new(dst, a.rows, b.columns), mode, a, b);
 }
 
 /// [`product`] into a part of something wider.
+///
+/// # Panics
+/// If the shapes do not fit.
 pub(crate) fn product_into<T: Real>(
     dst: MatrixMut<'_, T>,
     mode: Write,

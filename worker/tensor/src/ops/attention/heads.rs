@@ -4,16 +4,17 @@
 //! blocks of [`BLOCK`] positions; blocks above the diagonal are neither computed nor read.
 //!
 //! # Determinism
-//! Each element is one product's sum over the summed axis, in the product's order.
+//! Each element is one product's sum over the summed axis, in the product's order. Threads share whole heads,
+//! or whole batches.
 
 use std::ops::Range;
 
 use super::{
     Attention,
-    softmax::{softmax, softmax_gradient},
+    softmax::{Scores, Softmax, SoftmaxGradient},
 };
 use crate::{
-    kernel::{Matrix, MatrixMut, Write, product_into},
+    kernel::{Matrix, MatrixMut, Threads, Write, product_into, vectorized},
     meta::Meta,
     ops::{Chain, Operand, Target},
     real::Real,
@@ -47,7 +48,7 @@ impl Sizes {
         [self.batch, self.how.heads, self.queries, self.keys]
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.batch == 0 || self.queries == 0 || self.keys == 0
     }
 
@@ -58,6 +59,17 @@ impl Sizes {
 
     fn scale<T: Real>(&self) -> T {
         T::from_f64(1.0 / (self.head_width() as f64).sqrt())
+    }
+
+    /// Queries times keys of one head.
+    fn pairs(&self) -> usize {
+        self.queries * self.keys
+    }
+
+    /// Of the probabilities' first two axes as one.
+    fn place(&self, index: usize) -> Place {
+        let heads = self.how.heads;
+        Place { batch: index / heads, column: index % heads * self.head_width() }
     }
 
     /// How many keys, from the first, the queries before that one attend to.
@@ -100,8 +112,24 @@ struct Rows<'a, T> {
     stride: usize,
 }
 
+/// A batch and the first column of a head.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    batch: usize,
+    column: usize,
+}
+
+/// A batch's part of what is written, and the distance of its rows.
+#[derive(Debug)]
+struct Strip<'a, T> {
+    data: &'a mut [T],
+    stride: usize,
+    mode: Write,
+}
+
 impl<'a, T: Real> Heads<'a, T> {
-    pub(super) fn separate(sizes: Sizes, inputs: &[Operand<'a, T>]) -> Self {
+    pub(super) fn separate(how: Attention, inputs: &[Operand<'a, T>]) -> Self {
+        let sizes = Sizes::separate(how, inputs[0].meta, inputs[1].meta);
         let [q, k, v] = [0, 1, 2].map(|i| Rows { data: inputs[i].floats, stride: sizes.width });
         Self { sizes, q, k, v, mask: inputs.get(3).map(|mask| mask.ints) }
     }
@@ -116,40 +144,27 @@ impl<'a, T: Real> Heads<'a, T> {
         Self { sizes, q, k, v, mask: inputs.get(1).map(|mask| mask.ints) }
     }
 
-    /// Each batch and head, with the range of its probabilities.
-    fn each(&self) -> impl Iterator<Item = (Place, Range<usize>)> + use<T> {
-        let sizes = self.sizes;
-        let (heads, len) = (sizes.how.heads, sizes.queries * sizes.keys);
-        (0..sizes.batch * heads).map(move |i| {
-            let place = Place { batch: i / heads, column: i % heads * sizes.head_width() };
-            (place, i * len..(i + 1) * len)
-        })
-    }
-
-    pub(super) fn forward(&self, saved: &mut [T], y: &mut [T]) {
+    /// `y`, and `P` to `saved`.
+    pub(super) fn forward(&self, saved: &mut [T], y: &mut [T], threads: &Threads) {
         let sizes = self.sizes;
         if sizes.is_empty() {
             y.fill(T::ZERO);
             return;
         }
-        for (place, range) in self.each() {
-            let p = &mut saved[range];
+        threads.for_each_chunk(saved, sizes.pairs(), |index, p| {
+            let place = sizes.place(index);
             let mask = self.mask.map(|mask| &mask[place.batch * sizes.keys..][..sizes.keys]);
             for queries in sizes.blocks(sizes.queries) {
-                let seen = sizes.seen(&queries);
-                let q = self.q.part(sizes.queries, place, queries.clone(), sizes.head_width());
-                let k = self.k.part(sizes.keys, place, 0..seen, sizes.head_width());
-                scores(p, &sizes, queries.clone(), seen, q, k.transposed());
-                for query in queries {
-                    let row = &mut p[query * sizes.keys..][..seen];
-                    let (row, unseen) = row.split_at_mut(sizes.keys_before(query + 1));
-                    softmax(row, mask, sizes.scale());
-                    unseen.fill(T::ZERO);
-                }
+                let (scores, first) =
+                    (self.scores(self.q, self.k, place, &queries, p), queries.start);
+                vectorized(Softmax { scores, len: |row| sizes.keys_before(first + row + 1), mask });
             }
-            let target = Target { dst: &mut *y, mode: Write::Set };
-            self.over_keys(p, self.v, place, target, sizes.width);
-        }
+        });
+        let saved = &*saved;
+        threads.for_each_chunk(y, sizes.queries * sizes.width, |batch, y| {
+            let strip = Strip { data: y, stride: sizes.width, mode: Write::Set };
+            self.over_keys(saved, self.v, batch, strip);
+        });
     }
 
     /// `dS` of all heads, in the order of the probabilities.
@@ -159,125 +174,131 @@ impl<'a, T: Real> Heads<'a, T> {
             return;
         }
         let g = Rows { data: chain.grad, stride: sizes.width };
-        for (place, range) in self.each() {
-            let (p, ds) = (&chain.saved[range.clone()], &mut prepared[range]);
+        chain.threads.for_each_chunk(prepared, sizes.pairs(), |index, ds| {
+            let p = &chain.saved[index * sizes.pairs()..][..sizes.pairs()];
+            for queries in sizes.blocks(sizes.queries) {
+                let (first, p) = (queries.start, &p[queries.start * sizes.keys..]);
+                let scores = self.scores(g, self.v, sizes.place(index), &queries, ds);
+                let len = |row| sizes.keys_before(first + row + 1);
+                vectorized(SoftmaxGradient { scores, len, p });
+            }
+        });
+    }
+
+    /// Adds or writes gradients to rows of `stride` elements, each beginning at its column.
+    pub(super) fn gradients<const N: usize>(
+        &self,
+        chain: &Chain<'_, T>,
+        to: Target<'_, T>,
+        stride: usize,
+        parts: [(Part, usize); N],
+    ) {
+        let sizes = self.sizes;
+        if sizes.is_empty() {
+            if to.mode == Write::Set {
+                to.dst.fill(T::ZERO);
+            }
+            return;
+        }
+        let g = Rows { data: chain.grad, stride: sizes.width };
+        let len = to.dst.len() / sizes.batch;
+        chain.threads.for_each_chunk(to.dst, len, |batch, dst| {
+            for (part, column) in parts {
+                let strip = Strip { data: &mut dst[column..], stride, mode: to.mode };
+                match part {
+                    Part::Query => self.over_keys(chain.prepared, self.k, batch, strip),
+                    Part::Key => self.over_queries(chain.prepared, self.q, batch, strip),
+                    Part::Value => self.over_queries(chain.saved, g, batch, strip),
+                }
+            }
+        });
+    }
+
+    /// `a · bᵀ` of a block of queries to the first columns of its rows of `pairs`.
+    fn scores<'p>(
+        &self,
+        a: Rows<'_, T>,
+        b: Rows<'_, T>,
+        place: Place,
+        queries: &Range<usize>,
+        pairs: &'p mut [T],
+    ) -> Scores<'p, T> {
+        let sizes = self.sizes;
+        let seen = sizes.seen(queries);
+        let rows = &mut pairs[queries.start * sizes.keys..queries.end * sizes.keys];
+        product_into(
+            MatrixMut::strided(rows, queries.len(), seen, sizes.keys),
+            Write::Set,
+            a.part(sizes.queries, place, queries.clone(), sizes.head_width()),
+            b.part(sizes.keys, place, 0..seen, sizes.head_width()).transposed(),
+        );
+        Scores { rows, stride: sizes.keys, seen, scale: sizes.scale() }
+    }
+
+    /// `pairs[queries, keys] · rows[keys, head]` of a batch, one row for each query.
+    fn over_keys(&self, pairs: &[T], rows: Rows<'_, T>, batch: usize, mut to: Strip<'_, T>) {
+        let sizes = self.sizes;
+        for head in 0..sizes.how.heads {
+            let index = batch * sizes.how.heads + head;
+            let (place, pairs) = (sizes.place(index), &pairs[index * sizes.pairs()..]);
             for queries in sizes.blocks(sizes.queries) {
                 let seen = sizes.seen(&queries);
-                let g = g.part(sizes.queries, place, queries.clone(), sizes.head_width());
-                let v = self.v.part(sizes.keys, place, 0..seen, sizes.head_width());
-                scores(ds, &sizes, queries.clone(), seen, g, v.transposed());
-                for query in queries {
-                    let start = query * sizes.keys;
-                    let (row, unseen) =
-                        ds[start..][..seen].split_at_mut(sizes.keys_before(query + 1));
-                    softmax_gradient(row, &p[start..][..row.len()], sizes.scale());
-                    unseen.fill(T::ZERO);
-                }
+                let pairs = Matrix::strided(
+                    &pairs[queries.start * sizes.keys..],
+                    (queries.len(), seen),
+                    (sizes.keys, 1),
+                );
+                let rows = rows.part(sizes.keys, place, 0..seen, sizes.head_width());
+                let mode = to.mode;
+                let dst = to.part(place, queries, sizes.head_width());
+                product_into(dst, mode, pairs, rows);
             }
         }
     }
 
-    pub(super) fn query_gradient(&self, chain: &Chain<'_, T>, to: Target<'_, T>, stride: usize) {
-        if self.sizes.is_empty() {
-            return zero(to);
-        }
-        for (place, range) in self.each() {
-            let to = Target { dst: &mut *to.dst, mode: to.mode };
-            self.over_keys(&chain.prepared[range], self.k, place, to, stride);
-        }
-    }
-
-    pub(super) fn key_gradient(&self, chain: &Chain<'_, T>, to: Target<'_, T>, stride: usize) {
-        if self.sizes.is_empty() {
-            return zero(to);
-        }
-        for (place, range) in self.each() {
-            let to = Target { dst: &mut *to.dst, mode: to.mode };
-            self.over_queries(&chain.prepared[range], self.q, place, to, stride);
-        }
-    }
-
-    pub(super) fn value_gradient(&self, chain: &Chain<'_, T>, to: Target<'_, T>, stride: usize) {
-        if self.sizes.is_empty() {
-            return zero(to);
-        }
-        let g = Rows { data: chain.grad, stride: self.sizes.width };
-        for (place, range) in self.each() {
-            let to = Target { dst: &mut *to.dst, mode: to.mode };
-            self.over_queries(&chain.saved[range], g, place, to, stride);
-        }
-    }
-
-    /// `pairs[queries, keys] · rows[keys, head]` to one row for each query.
-    fn over_keys(
-        &self,
-        pairs: &[T],
-        rows: Rows<'_, T>,
-        place: Place,
-        to: Target<'_, T>,
-        stride: usize,
-    ) {
+    /// `pairs[queries, keys]ᵀ · rows[queries, head]` of a batch, one row for each key.
+    fn over_queries(&self, pairs: &[T], rows: Rows<'_, T>, batch: usize, mut to: Strip<'_, T>) {
         let sizes = self.sizes;
-        for queries in sizes.blocks(sizes.queries) {
-            let seen = sizes.seen(&queries);
-            let pairs = Matrix::strided(
-                &pairs[queries.start * sizes.keys..],
-                (queries.len(), seen),
-                (sizes.keys, 1),
-            );
-            let rows = rows.part(sizes.keys, place, 0..seen, sizes.head_width());
-            let dst = place.part(to.dst, sizes.queries, queries, sizes.head_width(), stride);
-            product_into(dst, to.mode, pairs, rows);
-        }
-    }
-
-    /// `pairs[queries, keys]ᵀ · rows[queries, head]` to one row for each key.
-    fn over_queries(
-        &self,
-        pairs: &[T],
-        rows: Rows<'_, T>,
-        place: Place,
-        to: Target<'_, T>,
-        stride: usize,
-    ) {
-        let sizes = self.sizes;
-        for keys in sizes.blocks(sizes.keys) {
-            let first = sizes.first_query(keys.start);
-            let queries = first..sizes.queries;
-            let start = pairs.len().min(first * sizes.keys + keys.start);
-            let pairs =
-                Matrix::strided(&pairs[start..], (queries.len(), keys.len()), (sizes.keys, 1));
-            let rows = rows.part(sizes.queries, place, queries, sizes.head_width());
-            let dst = place.part(to.dst, sizes.keys, keys, sizes.head_width(), stride);
-            product_into(dst, to.mode, pairs.transposed(), rows);
+        for head in 0..sizes.how.heads {
+            let index = batch * sizes.how.heads + head;
+            let place = sizes.place(index);
+            let pairs = &pairs[index * sizes.pairs()..][..sizes.pairs()];
+            for keys in sizes.blocks(sizes.keys) {
+                let queries = sizes.first_query(keys.start)..sizes.queries;
+                // Behind the end where no query attends to these keys.
+                let start = queries.start * sizes.keys + keys.start;
+                let pairs = Matrix::strided(
+                    pairs.get(start..).unwrap_or_default(),
+                    (queries.len(), keys.len()),
+                    (sizes.keys, 1),
+                );
+                let rows = rows.part(sizes.queries, place, queries, sizes.head_width());
+                let mode = to.mode;
+                let dst = to.part(place, keys, sizes.head_width());
+                product_into(dst, mode, pairs.transposed(), rows);
+            }
         }
     }
 }
 
-/// A batch and the first column of a head.
-#[derive(Debug, Clone, Copy)]
-struct Place {
-    pub(super) batch: usize,
-    column: usize,
+/// What a gradient is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Query,
+    Key,
+    Value,
 }
 
-impl Place {
-    /// The head's part of some of a batch's rows, to be written.
-    fn part<T: Real>(
-        self,
-        data: &mut [T],
-        positions: usize,
-        rows: Range<usize>,
-        width: usize,
-        stride: usize,
-    ) -> MatrixMut<'_, T> {
-        let start = (self.batch * positions + rows.start) * stride + self.column;
-        MatrixMut::strided(&mut data[start..], rows.len(), width, stride)
+impl<T: Real> Strip<'_, T> {
+    /// A head's part of some rows.
+    fn part(&mut self, place: Place, rows: Range<usize>, width: usize) -> MatrixMut<'_, T> {
+        let start = rows.start * self.stride + place.column;
+        MatrixMut::strided(&mut self.data[start..], rows.len(), width, self.stride)
     }
 }
 
 impl<'a, T: Real> Rows<'a, T> {
-    /// The head's part of some of a batch's rows. No rows may lie behind the end.
+    /// A head's part of some of a batch's rows. No rows may lie behind the end.
     fn part(
         self,
         positions: usize,
@@ -288,25 +309,5 @@ impl<'a, T: Real> Rows<'a, T> {
         let start = (place.batch * positions + rows.start) * self.stride + place.column;
         let data = self.data.get(start..).unwrap_or_default();
         Matrix::strided(data, (rows.len(), width), (self.stride, 1))
-    }
-}
-
-/// `a · b` to the first `seen` columns of some rows of `[queries, keys]`.
-fn scores<T: Real>(
-    pairs: &mut [T],
-    sizes: &Sizes,
-    queries: Range<usize>,
-    seen: usize,
-    a: Matrix<'_, T>,
-    b: Matrix<'_, T>,
-) {
-    let rows = &mut pairs[queries.start * sizes.keys..];
-    let dst = MatrixMut::strided(rows, queries.len(), seen, sizes.keys);
-    product_into(dst, Write::Set, a, b);
-}
-
-fn zero<T: Real>(to: Target<'_, T>) {
-    if to.mode == Write::Set {
-        to.dst.fill(T::ZERO);
     }
 }

@@ -1,67 +1,85 @@
-//! Softmax of one row of scores, and its gradient.
+//! Softmax of rows of scores, and its gradient.
 
-use crate::real::Real;
+use crate::{
+    kernel::{Kernel, max, sums},
+    real::Real,
+};
 
-const LANES: usize = 16;
+/// Rows of scores of consecutive queries.
+#[derive(Debug)]
+pub(super) struct Scores<'a, T> {
+    pub(super) rows: &'a mut [T],
+    /// From one row to the next.
+    pub(super) stride: usize,
+    /// How many elements of a row there are, of the keys that one of the queries attends to.
+    pub(super) seen: usize,
+    pub(super) scale: T,
+}
 
-/// `row = softmax(scale · row)` over what the mask leaves; zeros if that is nothing. NaN spreads.
-#[inline(always)]
-pub(super) fn softmax<T: Real>(row: &mut [T], mask: Option<&[i64]>, scale: T) {
-    let lowest = T::from_f64(f64::NEG_INFINITY);
-    let greater = |a: T, b: T| if a < b { b } else { a };
-    if let Some(mask) = mask {
-        let mask = &mask[..row.len()];
-        let kept = |x: T, attend: i64| if attend == 0 { lowest } else { x };
-        let max = lanes(row.len(), lowest, |i| kept(row[i], mask[i]), greater);
-        for (x, &attend) in row.iter_mut().zip(mask) {
-            let exp = ((*x - max) * scale).exp();
-            *x = if attend == 0 { T::ZERO } else { exp };
+impl<T: Real> Scores<'_, T> {
+    /// Each row's number, where it begins, and the row: first its own `len` keys, then the rest.
+    #[inline(always)]
+    fn each(&mut self, len: impl Fn(usize) -> usize, mut visit: impl FnMut(usize, &mut [T])) {
+        for (index, row) in self.rows.chunks_mut(self.stride).enumerate() {
+            let (row, unseen) = row[..self.seen].split_at_mut(len(index));
+            visit(index * self.stride, row);
+            unseen.fill(T::ZERO);
         }
-    } else {
-        let max = lanes(row.len(), lowest, |i| row[i], greater);
-        for x in row.iter_mut() {
-            *x = ((*x - max) * scale).exp();
-        }
-    }
-    let total = lanes(row.len(), T::ZERO, |i| row[i], |a, b| a + b);
-    // The greatest element's share is 1: only a row that attends to nothing sums to 0.
-    let factor = if total == T::ZERO { T::ZERO } else { T::ONE / total };
-    for x in row.iter_mut() {
-        *x = *x * factor;
     }
 }
 
-/// `row = p ∘ (row - Σ row ∘ p) · scale`.
-#[inline(always)]
-pub(super) fn softmax_gradient<T: Real>(row: &mut [T], p: &[T], scale: T) {
-    let dot = lanes(row.len(), T::ZERO, |i| row[i] * p[i], |a, b| a + b);
-    for (x, &p) in row.iter_mut().zip(p) {
-        *x = p * (*x - dot) * scale;
+/// `row = softmax(scale · row)` over the first `len(row)` keys that the mask leaves, zeros elsewhere and where
+/// that is nothing. NaN spreads over its row.
+#[derive(Debug)]
+pub(super) struct Softmax<'a, T, L> {
+    pub(super) scores: Scores<'a, T>,
+    pub(super) len: L,
+    /// 0 for keys that are not attended to.
+    pub(super) mask: Option<&'a [i64]>,
+}
+
+impl<T: Real, L: Fn(usize) -> usize> Kernel for Softmax<'_, T, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(mut self) {
+        let (scale, mask) = (self.scores.scale, self.mask);
+        self.scores.each(self.len, |_, row| {
+            if let Some(mask) = mask.map(|mask| &mask[..row.len()]) {
+                if mask.iter().all(|&attend| attend == 0) {
+                    return row.fill(T::ZERO);
+                }
+                let lowest = T::from_f64(f64::NEG_INFINITY);
+                row.iter_mut().zip(mask).for_each(|(x, &m)| *x = if m == 0 { lowest } else { *x });
+            }
+            let max = max(row);
+            row.iter_mut().for_each(|x| *x = ((*x - max) * scale).exp());
+            let [sum] = sums([&*row], |[x]| [x]);
+            let factor = T::from_f64(1.0 / sum);
+            row.iter_mut().for_each(|x| *x = *x * factor);
+        });
     }
 }
 
-/// Joins `value(0..len)` in an order that vectorises.
-///
-/// # Determinism
-/// Element i goes to partial result i mod [`LANES`], and these are joined in pairs, whatever the machine.
-#[inline(always)]
-fn lanes<T: Real>(len: usize, start: T, value: impl Fn(usize) -> T, join: impl Fn(T, T) -> T) -> T {
-    let mut lanes = [start; LANES];
-    let whole = len - len % LANES;
-    for first in (0..whole).step_by(LANES) {
-        for (lane, partial) in lanes.iter_mut().enumerate() {
-            *partial = join(*partial, value(first + lane));
-        }
+/// `row = p ∘ (row - Σ row ∘ p) · scale`, with `p` from the softmax, laid out like the scores.
+#[derive(Debug)]
+pub(super) struct SoftmaxGradient<'a, T, L> {
+    pub(super) scores: Scores<'a, T>,
+    pub(super) len: L,
+    pub(super) p: &'a [T],
+}
+
+impl<T: Real, L: Fn(usize) -> usize> Kernel for SoftmaxGradient<'_, T, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(mut self) {
+        let (scale, p) = (self.scores.scale, self.p);
+        self.scores.each(self.len, |start, row| {
+            let p = &p[start..][..row.len()];
+            let [dot] = sums([&*row, p], |[x, p]| [x * p]);
+            let dot = T::from_f64(dot);
+            row.iter_mut().zip(p).for_each(|(x, &p)| *x = p * (*x - dot) * scale);
+        });
     }
-    for i in whole..len {
-        lanes[i - whole] = join(lanes[i - whole], value(i));
-    }
-    let mut half = LANES / 2;
-    while 0 < half {
-        for lane in 0..half {
-            lanes[lane] = join(lanes[lane], lanes[lane + half]);
-        }
-        half /= 2;
-    }
-    lanes[0]
 }
