@@ -22,13 +22,14 @@ use crate::{
 /// The longest run of the summed axis that is added up in registers: results depend on it.
 const MAX_DEPTH: usize = 512;
 /// Elements of A that are packed at a time: half of a second-level cache of 1 MiB holds them.
-const A_BLOCK: usize = 96 * 1024;
+const A_BLOCK: usize = 128 * 1024;
 /// Elements of B that are packed at a time, where they are read more than once: for the third level.
 const B_BLOCK: usize = 512 * 1024;
-/// B of no more elements than this stays in the nearest caches: then C is written row by row.
-const NEAR_B: usize = 16 * 1024;
-/// With no more row panels than this B is read where it lies, if it can be.
-const DIRECT_PANELS: usize = 2;
+/// B of no more elements than this stays in the second-level cache: then C is written row by row.
+const NEAR_B: usize = 128 * 1024;
+/// With no more row panels than this the panels of B are read where they lie, if they can be: packing would cost
+/// more than it saves.
+const DIRECT_PANELS: usize = 6;
 /// Multiply-adds below which a second thread costs more than it brings.
 const MIN_SHARE: usize = 64 * 64 * 64;
 
@@ -155,6 +156,7 @@ struct Blocks {
     width: usize,
     rows_per_block: usize,
     columns_per_block: usize,
+    is_short: bool,
     order: Order,
 }
 
@@ -185,7 +187,8 @@ impl Blocks {
             all.div_ceil(all.div_ceil(most).max(1)).next_multiple_of(lanes)
         };
         let rows_per_block = per_block(A_BLOCK, height, rows.len());
-        let order = if columns.len() * depth_len <= NEAR_B {
+        let is_short = rows.len() <= DIRECT_PANELS * height;
+        let order = if columns.len() * depth_len <= NEAR_B && !is_short {
             Order::RowByRow
         } else if rows.len() <= rows_per_block {
             Order::PanelByPanel
@@ -206,6 +209,7 @@ impl Blocks {
             width,
             rows_per_block,
             columns_per_block,
+            is_short,
             order,
         }
     }
@@ -241,6 +245,7 @@ struct Share<'a, T: 'static, A, B> {
 struct PanelB<T> {
     data: *const T,
     step: usize,
+    is_direct: bool,
 }
 
 impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
@@ -267,9 +272,20 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
             }
             return;
         }
+        let end = columns.end;
+        let tiles = rows.len().div_ceil(self.blocks.height);
         for (j, panel) in chunks(columns, self.blocks.width).enumerate() {
             let b = self.panel_b(j, depth.clone(), panel.clone(), is_first);
+            let next = panel.end..(panel.end + self.blocks.width).min(end);
+            let mut ahead = chunks(depth.clone(), depth.len().div_ceil(tiles));
             for (i, tile_rows) in chunks(rows.clone(), self.blocks.height).enumerate() {
+                if is_first
+                    && !b.is_direct
+                    && !next.is_empty()
+                    && let Some(depth) = ahead.next()
+                {
+                    self.task.b.prefetch(depth, next.clone());
+                }
                 self.tile(i, tile_rows, panel.clone(), b, index);
             }
         }
@@ -283,13 +299,11 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
         is_first: bool,
     ) -> PanelB<T> {
         let is_single = self.blocks.order == Order::PanelByPanel;
-        let is_short = self.blocks.rows.len() <= DIRECT_PANELS * self.blocks.height;
-        if is_single
-            && is_short
+        if self.blocks.is_short
             && panel.len() == self.blocks.width
             && let Some((data, step)) = self.task.b.direct(depth.clone(), panel.clone())
         {
-            return PanelB { data: data.as_ptr(), step };
+            return PanelB { data: data.as_ptr(), step, is_direct: true };
         }
         let j = if is_single { 0 } else { j };
         let len = depth.len();
@@ -307,7 +321,11 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
 
     fn packed_b(&self, j: usize, depth: usize) -> PanelB<T> {
         let len = self.blocks.width * depth;
-        PanelB { data: self.b_panels[j * len..][..len].as_ptr(), step: self.blocks.width }
+        PanelB {
+            data: self.b_panels[j * len..][..len].as_ptr(),
+            step: self.blocks.width,
+            is_direct: false,
+        }
     }
 
     /// The tile of row panel `i` of the block and a panel of B.

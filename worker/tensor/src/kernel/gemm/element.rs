@@ -22,8 +22,8 @@ pub struct Kernels<T: 'static> {
     pub(super) columns: usize,
     pub(super) tile: unsafe fn(&Tile<T>),
     pub(super) transpose: unsafe fn(&Transpose<T>),
-    /// The most short and the most long vectors of a [`Dots`].
-    pub(super) dots_of: [usize; 2],
+    /// The most short and the most long vectors of a [`Dots`]: two shapes to choose from.
+    pub(super) dots_of: [[usize; 2]; 2],
     pub(super) dots: unsafe fn(&Dots<T>),
 }
 
@@ -68,19 +68,32 @@ pub(super) struct Transpose<T> {
 /// Products of each of a few short-lived vectors with each of a few streamed ones.
 ///
 /// # Safety
-/// For whoever calls a kernel with it: `short` and `long` hold `depth` elements at each of their
-/// strides, and `to` may be written at every (i·strides\[0\] + j·strides\[1\]).
+/// For whoever calls a kernel with it: `short` holds `counts[0]` times `depth` elements, rounded up to
+/// [`LANES`], `long` holds `depth` elements at each of `counts[1]` strides, and `to` may be read and
+/// written at every (i·strides\[0\] + j·strides\[1\]).
 #[derive(Debug)]
 pub(super) struct Dots<T> {
     pub(super) depth: usize,
+    /// Element (i, k) at `((k / LANES) * counts[0] + i) * LANES + k % LANES`: vectors that lie whole rows
+    /// apart would drive each other out of the nearest cache.
     pub(super) short: *const T,
-    pub(super) short_stride: usize,
     pub(super) long: *const T,
     pub(super) long_stride: usize,
     pub(super) counts: [usize; 2],
     pub(super) to: *mut T,
     pub(super) strides: [usize; 2],
     pub(super) mode: Write,
+}
+
+impl<T> Kernels<T> {
+    /// How many short and long vectors are multiplied at a time where there are so many short ones: in
+    /// as few calls as possible, the short ones in equal parts.
+    pub(super) fn dots_for(&self, shorts: usize) -> [usize; 2] {
+        let calls = |[most, longs]: [usize; 2]| (shorts.div_ceil(most), usize::MAX - longs);
+        let [first, second] = self.dots_of;
+        let [most, longs] = if calls(first) < calls(second) { first } else { second };
+        [shorts.div_ceil(shorts.div_ceil(most)), longs]
+    }
 }
 
 /// Partial sums of a scalar product, whatever the vectors' width.
@@ -117,7 +130,7 @@ fn portable<T: Plain, const ROWS: usize, const COLUMNS: usize>() -> Kernels<T> {
         columns: COLUMNS,
         tile: tile::<T, ROWS, COLUMNS>,
         transpose,
-        dots_of: [4, 1],
+        dots_of: [[4, 1]; 2],
         dots,
     }
 }
@@ -206,7 +219,7 @@ impl<T: Plain> Kernel for Run<'_, Dots<T>> {
                         // SAFETY: `k + lane` is below the depth, the vectors are `depth` long.
                         let (a, b) = unsafe {
                             (
-                                *call.short.add(i * call.short_stride + k + lane),
+                                *call.short.add(k * call.counts[0] + i * LANES + lane),
                                 *call.long.add(j * call.long_stride + k + lane),
                             )
                         };
