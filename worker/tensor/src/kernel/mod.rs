@@ -1,6 +1,8 @@
 //! Loops that several operations share. Orders of summation are fixed here.
 
 #[cfg_attr(not(test), expect(dead_code, unused_imports, reason = "for operations to come"))]
+pub(crate) mod conv;
+#[cfg_attr(not(test), expect(dead_code, unused_imports, reason = "for operations to come"))]
 pub(crate) mod gemm;
 #[cfg_attr(not(test), expect(dead_code, reason = "for operations to come"))]
 pub(crate) mod isa;

@@ -6,8 +6,9 @@ use std::ops::Range;
 
 use super::{
     Matrix, MatrixMut, Product,
-    blocked::{Out, chunks},
     element::{Dots, Kernels, LANES},
+    out::Out,
+    plan::chunks,
     scratch::Scratch,
 };
 use crate::{kernel::threads::Threads, real::Real};
@@ -145,11 +146,8 @@ impl<T: Real> Streamed<'_, T> {
             Side::Rows => (shorts, longs),
             Side::Columns => (longs, shorts),
         };
-        let pieces = rows.map(|row| {
-            // SAFETY: this share's alone; each row is lent once, and the kernels are done.
-            let piece = unsafe { self.out.piece(row, columns.clone()) };
-            (row, columns.start, piece)
-        });
+        // SAFETY: this share's alone, and the kernels are done.
+        let pieces = unsafe { self.out.pieces(rows, columns) };
         self.product.epilogue.finish(self.product.isa, pieces);
     }
 }

@@ -1,6 +1,7 @@
 //! The innermost loops for each kind of float and instruction set.
 #![expect(unsafe_code, reason = "tiles are read and written by pointer; the loops around check")]
 
+use super::gather::{self, Gather};
 use crate::kernel::{
     Write,
     isa::{Isa, Kernel, vectorized_on},
@@ -25,6 +26,7 @@ pub struct Kernels<T: 'static> {
     /// The most short and the most long vectors of a [`Dots`]: two shapes to choose from.
     pub(super) dots_of: [[usize; 2]; 2],
     pub(super) dots: unsafe fn(&Dots<T>),
+    pub(crate) gather: unsafe fn(&Gather<'_, T>),
 }
 
 /// One tile of C: the sum over `depth` of a column of A times a row of B.
@@ -132,6 +134,7 @@ fn portable<T: Plain, const ROWS: usize, const COLUMNS: usize>() -> Kernels<T> {
         transpose,
         dots_of: [[4, 1]; 2],
         dots,
+        gather: gather::portable,
     }
 }
 

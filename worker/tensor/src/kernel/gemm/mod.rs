@@ -17,7 +17,10 @@ pub(crate) mod blocked;
 mod dot;
 mod element;
 mod epilogue;
+pub(crate) mod gather;
+pub(crate) mod out;
 pub(crate) mod pack;
+mod plan;
 mod scratch;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -217,6 +220,6 @@ impl<'a, T: Real> Product<'a, T> {
             mode: self.mode,
             epilogue: self.epilogue,
         };
-        task.run(blocked::Out::new(dst), threads, scratch);
+        task.run(out::Out::new(dst), threads, scratch);
     }
 }

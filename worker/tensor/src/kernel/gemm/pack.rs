@@ -63,7 +63,7 @@ impl<T: Real> PackSource<T> for Strided<'_, T> {
         let (k_stride, l_stride) = (self.0.row_stride, self.0.column_stride);
         let from = self.from(depth.start, lanes.start);
         if l_stride == 1 {
-            pack_rows(panel, width, from, k_stride, lanes.len());
+            copy_rows_of(panel, width, 0, from, k_stride, lanes.len());
         } else if k_stride == 1 {
             let reach = (lanes.len() - 1) * l_stride + depth.len();
             let call = Transpose {
@@ -121,26 +121,39 @@ fn prefetch<T>(at: *const T) {
     let _ = at;
 }
 
-/// Rows that lie in memory as they do in the panel.
-fn pack_rows<T: Real>(panel: &mut [T], width: usize, from: &[T], stride: usize, lanes: usize) {
-    macro_rules! of_known_width {
-        ($($width:literal)+) => {
-            match width {
-                $($width if lanes == width => copy_rows::<T, $width>(panel, from, stride),)+
+/// Rows that lie in memory as they do in the panel: `lanes` elements at each `stride` to each row's `lane`.
+pub(crate) fn copy_rows_of<T: Real>(
+    panel: &mut [T],
+    width: usize,
+    lane: usize,
+    from: &[T],
+    stride: usize,
+    lanes: usize,
+) {
+    macro_rules! of_known_length {
+        ($($length:literal)+) => {
+            match lanes {
+                $($length => copy_rows::<T, $length>(panel, width, lane, from, stride),)+
                 _ => {
                     for (k, row) in panel.chunks_exact_mut(width).enumerate() {
-                        row[..lanes].copy_from_slice(&from[k * stride..][..lanes]);
+                        row[lane..lane + lanes].copy_from_slice(&from[k * stride..][..lanes]);
                     }
                 }
             }
         };
     }
-    of_known_width!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 16 32);
+    of_known_length!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 16 32);
 }
 
 /// A copy of known length is a few moves instead of a call.
-fn copy_rows<T: Real, const WIDTH: usize>(panel: &mut [T], from: &[T], stride: usize) {
-    for (k, row) in panel.as_chunks_mut::<WIDTH>().0.iter_mut().enumerate() {
-        row.copy_from_slice(&from[k * stride..][..WIDTH]);
+fn copy_rows<T: Real, const LENGTH: usize>(
+    panel: &mut [T],
+    width: usize,
+    lane: usize,
+    from: &[T],
+    stride: usize,
+) {
+    for (k, row) in panel.chunks_exact_mut(width).enumerate() {
+        row[lane..lane + LENGTH].copy_from_slice(&from[k * stride..][..LENGTH]);
     }
 }

@@ -7,7 +7,10 @@ use std::arch::x86_64::{
     _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
 };
 
-use super::lanes::{add_up, store};
+use super::{
+    gather,
+    lanes::{add_up, store},
+};
 use crate::kernel::{
     Write,
     gemm::element::{self, Dots, Kernels, LANES, Tile, Transpose},
@@ -15,8 +18,15 @@ use crate::kernel::{
 
 const VECTOR: usize = 8;
 
-pub(in crate::kernel::gemm) const KERNELS: Kernels<f32> =
-    Kernels { rows: 6, columns: 2 * VECTOR, tile, transpose, dots_of: [[2, 3]; 2], dots };
+pub(in crate::kernel::gemm) const KERNELS: Kernels<f32> = Kernels {
+    rows: 6,
+    columns: 2 * VECTOR,
+    tile,
+    transpose,
+    dots_of: [[2, 3]; 2],
+    dots,
+    gather: gather::avx2,
+};
 
 /// # Safety
 /// See [`Tile`]; needs AVX2 and FMA.

@@ -9,7 +9,10 @@ use std::arch::x86_64::{
     _mm512_unpacklo_ps,
 };
 
-use super::lanes::{add_up, store};
+use super::{
+    gather,
+    lanes::{add_up, store},
+};
 use crate::kernel::{
     Write,
     gemm::element::{Dots, Kernels, LANES, Tile, Transpose},
@@ -17,8 +20,15 @@ use crate::kernel::{
 
 const VECTOR: usize = 16;
 
-pub(in crate::kernel::gemm) const KERNELS: Kernels<f32> =
-    Kernels { rows: 14, columns: 2 * VECTOR, tile, transpose, dots_of: [[12, 2], [8, 3]], dots };
+pub(in crate::kernel::gemm) const KERNELS: Kernels<f32> = Kernels {
+    rows: 14,
+    columns: 2 * VECTOR,
+    tile,
+    transpose,
+    dots_of: [[12, 2], [8, 3]],
+    dots,
+    gather: gather::avx512,
+};
 
 /// # Safety
 /// See [`Tile`]; needs AVX-512 F and VL.
