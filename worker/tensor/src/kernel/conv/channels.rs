@@ -93,37 +93,40 @@ impl<T: Real> Channels<'_, T> {
     ) {
         let [rows, columns] = self.grid;
         let [height, source_width] = self.source;
-        let (mut at, mut to) = (depth.start, panel);
-        while at < depth.end {
-            let (image, pixel) = (at / (rows * columns), at % (rows * columns));
-            let (y, x) = (pixel / columns, pixel % columns);
-            let run = (columns - x).min(depth.end - at);
+        // The columns whose source lies in the image: 0 ≤ x·stride + tap < width.
+        let before = |limit: isize| {
+            let distance = (limit - tap.x).max(0).cast_unsigned();
+            distance.div_ceil(self.stride[1]).min(columns)
+        };
+        let (first, end) = (before(0), before(source_width.cast_signed()));
+        let pixel = depth.start % (rows * columns);
+        let (mut image, mut y) = (depth.start / (rows * columns), pixel / columns);
+        let mut x = pixel % columns;
+        let (mut left, mut to) = (depth.len(), panel);
+        while 0 < left {
+            let run = (columns - x).min(left);
             let (row, after) = to.split_at_mut(run * width);
-            let source_y = (y * self.stride[0]) as isize + tap.y;
-            // Columns x + i whose source lies in the image: 0 ≤ (x + i)·stride + tap < width.
-            let inside = |limit: isize| {
-                let stride = self.stride[1] as isize;
-                let i = (limit - tap.x).max(0).cast_unsigned().div_ceil(stride.cast_unsigned());
-                i.clamp(x, x + run) - x
-            };
-            let (start, end) = if 0 <= source_y && source_y < height as isize {
-                (inside(0), inside(source_width as isize))
+            let source_y = (y * self.stride[0]).cast_signed() + tap.y;
+            let (start, stop) = if 0 <= source_y && source_y < height.cast_signed() {
+                (first.clamp(x, x + run), end.clamp(x, x + run))
             } else {
-                (run, run)
+                (x + run, x + run)
             };
-            let (before, row) = row.split_at_mut(start * width);
-            let (row, behind) = row.split_at_mut((end - start) * width);
-            zero(before, width, lane, len);
-            zero(behind, width, lane, len);
-            if start < end {
-                let source_x = ((x + start) * self.stride[1]) as isize + tap.x;
+            let (blank, row) = row.split_at_mut((start - x) * width);
+            zero(blank, width, lane, len);
+            if start < stop {
+                let source_x = (start * self.stride[1]).cast_signed() + tap.x;
                 let from = (image * height + source_y.cast_unsigned()) * source_width
                     + source_x.cast_unsigned();
                 let from = &self.images[from * self.all + self.first + channel..];
+                let row = &mut row[..(stop - start) * width];
                 copy_rows_of(row, width, lane, from, self.stride[1] * self.all, len);
             }
-            to = after;
-            at += run;
+            zero(&mut row[(stop.max(start) - start) * width..], width, lane, len);
+            (x, y, to, left) = (0, y + 1, after, left - run);
+            if y == rows {
+                (image, y) = (image + 1, 0);
+            }
         }
     }
 }

@@ -6,6 +6,9 @@ use std::{marker::PhantomData, ops::Range, slice};
 use super::MatrixMut;
 use crate::real::Real;
 
+/// Columns of the widest tile.
+const MAX_WIDTH: usize = 32;
+
 /// How columns lie in memory: pixel (y, x) of image i at `i * image_stride + y * y_stride + x * x_stride`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pixels {
@@ -140,13 +143,14 @@ impl<'a, T: Real> Out<'a, T> {
     /// # Safety
     /// Nobody writes to the tile meanwhile.
     pub(super) unsafe fn load(&self, rows: Range<usize>, columns: Range<usize>, to: &mut [T]) {
-        let mut to = to.iter_mut();
-        self.each(rows, columns, |from| {
-            if let Some(to) = to.next() {
+        let (first, offsets) = self.offsets(&rows, &columns);
+        for (row, to) in to.chunks_exact_mut(columns.len()).enumerate() {
+            let row = first.wrapping_add(row * self.row_stride);
+            for (to, offset) in to.iter_mut().zip(offsets) {
                 // SAFETY: an element of the tile, in bounds.
-                *to = unsafe { *from };
+                *to = unsafe { *row.add(offset) };
             }
-        });
+        }
     }
 
     /// Copies a dense buffer into a tile.
@@ -154,28 +158,37 @@ impl<'a, T: Real> Out<'a, T> {
     /// # Safety
     /// Nobody else touches the tile meanwhile.
     pub(super) unsafe fn store(&self, rows: Range<usize>, columns: Range<usize>, from: &[T]) {
-        let mut from = from.iter();
-        self.each(rows, columns, |to| {
-            if let Some(from) = from.next() {
+        let (first, offsets) = self.offsets(&rows, &columns);
+        for (row, from) in from.chunks_exact(columns.len()).enumerate() {
+            let row = first.wrapping_add(row * self.row_stride);
+            for (from, offset) in from.iter().zip(offsets) {
                 // SAFETY: an element of the tile, in bounds.
-                unsafe { *to = *from };
-            }
-        });
-    }
-
-    /// Every element of a tile, row by row.
-    fn each(&self, rows: Range<usize>, columns: Range<usize>, mut visit: impl FnMut(*mut T)) {
-        assert!(rows.end <= self.rows && columns.end <= self.columns);
-        for row in rows {
-            let mut column = columns.start;
-            while column < columns.end {
-                let from = self.at(row, column);
-                let len = (self.run - column % self.run).min(columns.end - column);
-                for i in 0..len {
-                    visit(from.wrapping_add(i));
-                }
-                column += len;
+                unsafe { *row.add(offset) = *from };
             }
         }
+    }
+
+    /// Where the first row of a tile has its columns, from the first of them on.
+    fn offsets(&self, rows: &Range<usize>, columns: &Range<usize>) -> (*mut T, [usize; MAX_WIDTH]) {
+        assert!(rows.end <= self.rows && columns.end <= self.columns);
+        assert!(columns.len() <= MAX_WIDTH, "tile of {} columns", columns.len());
+        let Pixels { height, width, image_stride, y_stride, x_stride } = self.pixels;
+        let pixel = columns.start % (height * width);
+        let (mut y, mut x) = (pixel / width, pixel % width);
+        let first = y * y_stride + x * x_stride;
+        let mut offsets = [0; MAX_WIDTH];
+        let mut images = 0;
+        for offset in &mut offsets[..columns.len()] {
+            // Not negative: a later image begins after all pixels of this one.
+            *offset = images + y * y_stride + x * x_stride - first;
+            x += 1;
+            if x == width {
+                (x, y) = (0, y + 1);
+            }
+            if y == height {
+                (y, images) = (0, images + image_stride);
+            }
+        }
+        (self.at(rows.start, columns.start), offsets)
     }
 }
