@@ -101,13 +101,15 @@ impl<T: Real> Patches<'_, T> {
     /// Which lanes see something of the image at a tap, and where: pieces of neighbours.
     fn pieces(&self, runs: &[Run], tap: Tap) -> ([Piece; MAX_WIDTH], usize) {
         let [height, width] = self.source;
+        let step = self.stride[1];
         let mut pieces = [Piece::default(); MAX_WIDTH];
         let mut count = 0;
         let mut add = |piece: Piece| {
             let last = if count == 0 { None } else { pieces.get_mut(count - 1) };
             match last {
                 Some(last)
-                    if last.lane + last.len == piece.lane && last.from + last.len == piece.from =>
+                    if last.lane + last.len == piece.lane
+                        && last.from + last.len * step == piece.from =>
                 {
                     last.len += piece.len;
                 }
@@ -123,21 +125,14 @@ impl<T: Real> Patches<'_, T> {
                 continue;
             }
             let row = run.image * self.image_stride + y as usize * width;
-            if self.stride[1] == 1 {
-                let first = run.x as isize + tap.x;
-                let start = first.max(0);
-                let end = (first + run.len as isize).min(width as isize);
-                if start < end {
-                    let lane = run.lane + (start - first) as usize;
-                    add(Piece { lane, len: (end - start) as usize, from: row + start as usize });
-                }
-                continue;
-            }
-            for i in 0..run.len {
-                let x = ((run.x + i) * self.stride[1]) as isize + tap.x;
-                if 0 <= x && x < width as isize {
-                    add(Piece { lane: run.lane + i, len: 1, from: row + x as usize });
-                }
+            // Lanes i with 0 ≤ first + i·step < width.
+            let first = (run.x * step).cast_signed() + tap.x;
+            let before =
+                |limit: isize| (limit - first).max(0).cast_unsigned().div_ceil(step).min(run.len);
+            let (start, end) = (before(0), before(width.cast_signed()));
+            if start < end {
+                let from = row + (first + (start * step).cast_signed()).cast_unsigned();
+                add(Piece { lane: run.lane + start, len: end - start, from });
             }
         }
         (pieces, count)
@@ -165,23 +160,25 @@ impl<T: Real> PackSource<T> for Patches<'_, T> {
         for tap in 0..taps {
             // Channels whose element of this tap lies in the depth.
             let first = depth.start.saturating_sub(tap).div_ceil(taps);
-            let end = depth.end.saturating_sub(tap).div_ceil(taps);
-            if end <= first {
+            let last = depth.end.saturating_sub(tap).div_ceil(taps);
+            if last <= first {
                 continue;
             }
             let (pieces, count) = self.pieces(&runs[..count], self.taps.get(tap));
             let pieces = &pieces[..count];
-            let reach = pieces.iter().map(|piece| piece.from + piece.len).max().unwrap_or(0);
+            let end = |piece: &Piece| piece.from + (piece.len - 1) * self.stride[1] + 1;
+            let reach = pieces.iter().map(end).max().unwrap_or(0);
             let images = &self.images[first * plane..];
             assert!(
-                (end - first - 1) * plane + reach <= images.len(),
+                (last - first - 1) * plane + reach <= images.len(),
                 "channels beyond the images"
             );
             let to = &mut panel[(first * taps + tap - depth.start) * width..];
-            assert!(((end - first - 1) * taps + 1) * width <= to.len(), "rows beyond the panel");
+            assert!(((last - first - 1) * taps + 1) * width <= to.len(), "rows beyond the panel");
             let call = Gather {
                 pieces,
-                rows: end - first,
+                rows: last - first,
+                lane_step: self.stride[1],
                 from: images.as_ptr(),
                 from_step: plane,
                 to: to.as_mut_ptr(),

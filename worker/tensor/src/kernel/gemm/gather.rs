@@ -3,7 +3,7 @@
 
 use super::element::Plain;
 
-/// Lanes of a row that come from neighbours in memory.
+/// Lanes of a row that come from neighbours in memory, or from every so manieth.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Piece {
     pub(crate) lane: usize,
@@ -21,6 +21,8 @@ pub(crate) struct Piece {
 pub(crate) struct Gather<'a, T> {
     pub(crate) pieces: &'a [Piece],
     pub(crate) rows: usize,
+    /// From a lane of a piece to the next, in memory.
+    pub(crate) lane_step: usize,
     pub(crate) from: *const T,
     pub(crate) from_step: usize,
     pub(crate) to: *mut T,
@@ -41,7 +43,7 @@ pub(super) unsafe fn portable<T: Plain>(call: &Gather<'_, T>) {
             for piece in call.pieces {
                 let from = call.from.add(row * call.from_step + piece.from);
                 for i in 0..piece.len {
-                    *to.add(piece.lane + i) = *from.add(i);
+                    *to.add(piece.lane + i) = *from.add(i * call.lane_step);
                 }
             }
         }
