@@ -18,6 +18,7 @@
 mod channels;
 mod patches;
 mod shape;
+mod winograd;
 
 #[cfg(test)]
 mod bench;
@@ -107,16 +108,39 @@ pub(crate) fn forward<T: Real>(
             Bias::PerRow(bias) => Bias::PerRow(&bias[group * outs..][..outs]),
             other => other,
         };
+        let epilogue = Epilogue { bias, ..epilogue };
+        let y = &mut y[group * outs * height * width..];
+        let out = Out::images(y, outs, height * width, shape.batch, pixels);
+        if winograd::fits(shape) {
+            let task = winograd::Task {
+                isa: with.isa,
+                weights: &Strided::new(w.transposed()),
+                is_turned: false,
+                rows: outs,
+                channels: ins,
+                images: patches.images,
+                image_stride: patches.image_stride,
+                source: patches.source,
+                padding: shape.padding.map(usize::cast_signed),
+                batch: shape.batch,
+                grid: [height, width],
+                mode: Write::Set,
+                epilogue,
+            };
+            with.scratch.with_operands(|operands, scratch| {
+                let len = task.weights_len();
+                task.run(out, operands.lend(len, 0).0, with.threads, scratch);
+            });
+            continue;
+        }
         let task = Task {
             isa: with.isa,
             a: &Strided::new(w.transposed()),
             b: &patches,
             shape: [outs, shape.batch * height * width, depth],
             mode: Write::Set,
-            epilogue: Epilogue { bias, ..epilogue },
+            epilogue,
         };
-        let y = &mut y[group * outs * height * width..];
-        let out = Out::images(y, outs, height * width, shape.batch, pixels);
         task.run(out, with.threads, with.scratch);
     }
 }
@@ -141,7 +165,11 @@ pub(crate) fn gradient_of_input<T: Real>(
     let With { threads, scratch, isa } = with;
     let (outs, ins) = shape.channels_per_group();
     scratch.with_operands(|operands, scratch| {
-        let (turned, _) = operands.lend::<T>(w.len(), 0);
+        let transformed = match winograd::fits(shape) {
+            true => winograd::weights_len::<T>(isa, ins, outs),
+            false => 0,
+        };
+        let (turned, transformed) = operands.lend::<T>(w.len(), transformed);
         for phase in shape.phases() {
             let taps = phase.taps.len();
             // [group, out, tap, in]
@@ -159,14 +187,6 @@ pub(crate) fn gradient_of_input<T: Real>(
                     stride: [1, 1],
                     taps: phase.taps,
                 };
-                let task = Task {
-                    isa,
-                    a: &Strided::new(a),
-                    b: &patches,
-                    shape: [ins, shape.batch * phase.height * phase.width, depth],
-                    mode,
-                    epilogue: Epilogue::NONE,
-                };
                 let pixels = Pixels {
                     height: phase.height,
                     width: phase.width,
@@ -176,6 +196,33 @@ pub(crate) fn gradient_of_input<T: Real>(
                 };
                 let dx = &mut dx[group * ins * shape.in_plane() + phase.first..];
                 let out = Out::images(dx, ins, shape.in_plane(), shape.batch, pixels);
+                if winograd::fits(shape) {
+                    let task = winograd::Task {
+                        isa,
+                        weights: &Strided::new(a),
+                        is_turned: true,
+                        rows: ins,
+                        channels: outs,
+                        images: patches.images,
+                        image_stride: patches.image_stride,
+                        source: patches.source,
+                        padding: shape.padding.map(|padding| 2 - padding.cast_signed()),
+                        batch: shape.batch,
+                        grid,
+                        mode,
+                        epilogue: Epilogue::NONE,
+                    };
+                    task.run(out, transformed, threads, scratch);
+                    continue;
+                }
+                let task = Task {
+                    isa,
+                    a: &Strided::new(a),
+                    b: &patches,
+                    shape: [ins, shape.batch * phase.height * phase.width, depth],
+                    mode,
+                    epilogue: Epilogue::NONE,
+                };
                 task.run(out, threads, scratch);
             }
         }

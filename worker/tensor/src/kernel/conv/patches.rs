@@ -67,17 +67,17 @@ pub(super) struct Patches<'a, T> {
 
 /// Lanes of a panel that are neighbours in one row of one image.
 #[derive(Debug, Clone, Copy, Default)]
-struct Run {
-    lane: usize,
-    len: usize,
-    image: usize,
-    y: usize,
-    x: usize,
+pub(super) struct Run {
+    pub(super) lane: usize,
+    pub(super) len: usize,
+    pub(super) image: usize,
+    pub(super) y: usize,
+    pub(super) x: usize,
 }
 
 impl<T: Real> Patches<'_, T> {
     /// The runs of a panel's lanes.
-    fn runs(&self, lanes: Range<usize>) -> ([Run; MAX_WIDTH], usize) {
+    pub(super) fn runs(&self, lanes: Range<usize>) -> ([Run; MAX_WIDTH], usize) {
         let [height, width] = self.grid;
         let mut runs = [Run::default(); MAX_WIDTH];
         let mut count = 0;

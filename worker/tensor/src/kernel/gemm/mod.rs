@@ -15,13 +15,13 @@
 
 pub(crate) mod blocked;
 mod dot;
-mod element;
+pub(crate) mod element;
 mod epilogue;
 pub(crate) mod gather;
 pub(crate) mod out;
 pub(crate) mod pack;
-mod plan;
-mod scratch;
+pub(crate) mod plan;
+pub(crate) mod scratch;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

@@ -104,7 +104,7 @@ impl<'a, T: Real> Out<'a, T> {
     }
 
     /// Where an element lies.
-    pub(super) fn at(&self, row: usize, column: usize) -> *mut T {
+    pub(crate) fn at(&self, row: usize, column: usize) -> *mut T {
         assert!(row < self.rows && column < self.columns);
         let Pixels { height, width, image_stride, y_stride, x_stride } = self.pixels;
         let (image, pixel) = (column / (height * width), column % (height * width));

@@ -19,6 +19,18 @@ const DIRECT_PANELS: usize = 6;
 /// C that is added to once more for each block of the depth should stay in the second-level cache meanwhile.
 const C_BLOCK: usize = 128 * 1024;
 
+/// How many blocks a summed axis has, and their length (the last may be shorter).
+fn depth_blocks_of(depth: usize) -> (usize, usize) {
+    let count = depth.div_ceil(MAX_DEPTH).max(1);
+    (count, depth.div_ceil(count))
+}
+
+/// The blocks of a summed axis, at least one.
+pub(crate) fn depth_blocks(depth: usize) -> impl Iterator<Item = Range<usize>> {
+    let (count, len) = depth_blocks_of(depth);
+    (0..count).map(move |index| index * len..((index + 1) * len).min(depth))
+}
+
 /// How a share of a product is cut into blocks.
 pub(super) struct Blocks {
     pub(super) rows: Range<usize>,
@@ -54,8 +66,7 @@ impl Blocks {
         columns: Range<usize>,
         depth: usize,
     ) -> Self {
-        let depths = depth.div_ceil(MAX_DEPTH).max(1);
-        let depth_len = depth.div_ceil(depths);
+        let (depths, depth_len) = depth_blocks_of(depth);
         let height = rows.len().div_ceil(rows.len().div_ceil(kernels.rows).max(1));
         let width = kernels.columns;
         let per_block = |block: usize, across: usize, lanes: usize, all: usize| {
@@ -111,7 +122,7 @@ impl Blocks {
 }
 
 /// `range` in pieces of `len`, the last as long as what is left.
-pub(super) fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(len.max(1)).map(move |start| start..(start + len).min(end))
 }

@@ -1,0 +1,301 @@
+//! Kernels of 3 x 3 at stride 1 by fewer multiplications: 16 for 2 x 2 results instead of 36.
+//!
+//! Tiles of 4 x 4 pixels, every second row and column, and kernels are transformed; of each of the 16 points of
+//! the transform a matrix product over the channels is made; 2 x 2 results come back from these.
+//!
+//! # Error
+//! Transforms are sums of up to 4 terms and halves; measured against the definition the error is about twice
+//! that of a direct sum.
+//! # Source
+//! Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), F(2x2, 3x3).
+#![expect(unsafe_code, reason = "threads write disjoint tiles of one result by pointer")]
+
+mod transform;
+
+use std::{ops::Range, slice};
+
+use super::{
+    ConvShape,
+    patches::{Axis, Patches, Run, Taps},
+};
+use crate::{
+    kernel::{
+        Write,
+        gemm::{
+            Epilogue, Scratch,
+            element::{Kernels, Tile},
+            out::Out,
+            pack::PackSource,
+            plan::{chunks, depth_blocks},
+            scratch::Part,
+        },
+        isa::{Isa, vectorized_on},
+        threads::Threads,
+    },
+    real::Real,
+};
+use transform::{Input, Output, POINTS, TAPS, WEIGHT_LANES, Weight};
+
+/// With fewer channels on either side the transforms cost more than they save.
+const MIN_CHANNELS: usize = 16;
+/// Transformed pixels that are kept at a time: half of a second-level cache of 1 MiB.
+const TILES_BLOCK: usize = 128 * 1024;
+/// Channels whose patches are gathered at a time: they stay in the first-level cache.
+const CHANNELS: usize = 8;
+
+/// Whether a convolution goes this way: by its shape alone.
+pub(super) fn fits(shape: &ConvShape) -> bool {
+    let (outs, ins) = shape.channels_per_group();
+    shape.kernel == [3, 3]
+        && shape.stride == [1, 1]
+        && shape.dilation == [1, 1]
+        && MIN_CHANNELS <= outs.min(ins)
+}
+
+/// How many elements the transformed weights have.
+pub(super) fn weights_len<T: Real>(isa: Isa, rows: usize, channels: usize) -> usize {
+    let plan = Plan::new(&T::kernels(isa.runnable()), rows, channels);
+    rows.div_ceil(plan.height) * plan.panel_len()
+}
+
+/// A convolution of 3 x 3 to be made.
+#[derive(Debug)]
+pub(super) struct Task<'a, T, W> {
+    pub(super) isa: Isa,
+    /// `[channel · tap, row]`.
+    pub(super) weights: &'a W,
+    /// Whether the kernel is turned by half a circle.
+    pub(super) is_turned: bool,
+    pub(super) rows: usize,
+    pub(super) channels: usize,
+    /// From the first of the channels on.
+    pub(super) images: &'a [T],
+    pub(super) image_stride: usize,
+    pub(super) source: [usize; 2],
+    /// Zeros before the first row and column; negative where it begins inside.
+    pub(super) padding: [isize; 2],
+    pub(super) batch: usize,
+    /// Height and width of the result.
+    pub(super) grid: [usize; 2],
+    pub(super) mode: Write,
+    pub(super) epilogue: Epilogue<'a, T>,
+}
+
+impl<T: Real, W: PackSource<T>> Task<'_, T, W> {
+    /// How many elements [`Task::run`] needs for the transformed weights.
+    pub(super) fn weights_len(&self) -> usize {
+        weights_len::<T>(self.isa, self.rows, self.channels)
+    }
+
+    /// Makes the convolution; threads share the tiles.
+    pub(super) fn run(
+        &self,
+        out: Out<'_, T>,
+        weights: &mut [T],
+        threads: &Threads,
+        scratch: &mut Scratch,
+    ) {
+        let kernels = T::kernels(self.isa.runnable());
+        let plan = Plan::new(&kernels, self.rows, self.channels);
+        threads.for_each_chunk(weights, plan.panel_len(), |panel, to| {
+            let first = panel * plan.height;
+            let rows = first..(first + plan.height).min(self.rows);
+            self.transform_weights(&plan, rows, to);
+        });
+        let across = [self.grid[0].div_ceil(2), self.grid[1].div_ceil(2)];
+        let tiles = self.batch * across[0] * across[1];
+        let tap = |axis: usize| Axis { count: 4, first: -self.padding[axis], step: 1 };
+        let patches = Patches {
+            images: self.images,
+            image_stride: self.image_stride,
+            source: self.source,
+            grid: across,
+            stride: [2, 2],
+            taps: Taps { y: tap(0), x: tap(1) },
+        };
+        let per_share = tiles.div_ceil(threads.count()).next_multiple_of(plan.width).max(1);
+        let parts = scratch.parts(tiles.div_ceil(per_share));
+        threads.for_each_chunk(parts, 1, |index, parts| {
+            let start = index * per_share;
+            let tiles = start..(start + per_share).min(tiles);
+            for part in parts {
+                let share = Share { task: self, kernels, plan, patches, weights: &*weights, out };
+                share.run(tiles.clone(), part);
+            }
+        });
+    }
+
+    fn transform_weights(&self, plan: &Plan, rows: Range<usize>, to: &mut [T]) {
+        let mut taps = [T::ZERO; CHANNELS * TAPS * WEIGHT_LANES];
+        for channels in chunks(0..self.channels, CHANNELS) {
+            let depth = channels.start * TAPS..channels.end * TAPS;
+            let taps = &mut taps[..depth.len() * WEIGHT_LANES];
+            self.weights.pack(self.isa, taps, WEIGHT_LANES, depth, rows.clone());
+            let transform = Weight {
+                taps,
+                is_turned: self.is_turned,
+                to: &mut to[channels.start * rows.len()..],
+                point_stride: plan.point_len(),
+                rows: rows.len(),
+            };
+            vectorized_on(self.isa, transform);
+        }
+    }
+}
+
+/// How the work is cut up.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    channels: usize,
+    /// Rows of a panel of weights, tiles of a panel of pixels.
+    height: usize,
+    width: usize,
+    panels_per_block: usize,
+}
+
+impl Plan {
+    fn new<T>(kernels: &Kernels<T>, rows: usize, channels: usize) -> Self {
+        let panel = POINTS * channels * kernels.columns;
+        Self {
+            channels,
+            height: rows.div_ceil(rows.div_ceil(kernels.rows).max(1)).max(1),
+            width: kernels.columns,
+            panels_per_block: (TILES_BLOCK / panel.max(1)).clamp(2, 8),
+        }
+    }
+
+    /// Weights of one point in a panel, and room for the last row's unused lanes.
+    fn point_len(&self) -> usize {
+        self.channels * self.height + WEIGHT_LANES
+    }
+
+    fn panel_len(&self) -> usize {
+        POINTS * self.point_len()
+    }
+}
+
+/// One thread's share.
+struct Share<'a, T: 'static, W> {
+    task: &'a Task<'a, T, W>,
+    kernels: Kernels<T>,
+    plan: Plan,
+    patches: Patches<'a, T>,
+    weights: &'a [T],
+    out: Out<'a, T>,
+}
+
+impl<T: Real, W: PackSource<T>> Share<'_, T, W> {
+    fn run(&self, tiles: Range<usize>, part: &mut Part) {
+        let Plan { channels, height, width, panels_per_block, .. } = self.plan;
+        let panel_len = POINTS * channels * width;
+        let gathered = CHANNELS * POINTS * width;
+        let product = POINTS * height * width;
+        let (pixels, rest) =
+            part.lend(panels_per_block * panel_len, gathered + product + 4 * width);
+        let (gathered, rest) = rest.split_at_mut(gathered);
+        let (product, rows) = rest.split_at_mut(product);
+        for block in chunks(tiles, panels_per_block * width) {
+            for (panel, to) in chunks(block.clone(), width).zip(pixels.chunks_exact_mut(panel_len))
+            {
+                self.transform_pixels(panel, gathered, to);
+            }
+            for rows_of in chunks(0..self.task.rows, height) {
+                let weights = rows_of.start / height * self.plan.panel_len();
+                let weights = &self.weights[weights..][..self.plan.panel_len()];
+                let panels = pixels.chunks_exact(panel_len);
+                for (panel, pixels) in chunks(block.clone(), width).zip(panels) {
+                    self.multiply(weights, pixels, product, rows_of.len());
+                    self.finish(panel, rows_of.clone(), product, rows);
+                }
+            }
+        }
+    }
+
+    fn transform_pixels(&self, tiles: Range<usize>, gathered: &mut [T], to: &mut [T]) {
+        let Plan { channels, width, .. } = self.plan;
+        for some in chunks(0..channels, CHANNELS) {
+            let depth = some.start * POINTS..some.end * POINTS;
+            let patches = &mut gathered[..depth.len() * width];
+            self.patches.pack(self.task.isa, patches, width, depth, tiles.clone());
+            let transform = Input {
+                patches,
+                to: &mut to[some.start * width..],
+                point_stride: channels * width,
+                width,
+            };
+            vectorized_on(self.task.isa, transform);
+        }
+    }
+
+    /// The products of all points: `[point, row, tile]`.
+    fn multiply(&self, weights: &[T], pixels: &[T], to: &mut [T], rows: usize) {
+        let Plan { channels, width, .. } = self.plan;
+        let point_len = self.plan.point_len();
+        let (weights, pixels) =
+            (weights.chunks_exact(point_len), pixels.chunks_exact(channels * width));
+        let to = to.chunks_exact_mut(self.plan.height * width);
+        for ((weights, pixels), to) in weights.zip(pixels).zip(to) {
+            for (index, depth) in depth_blocks(channels).enumerate() {
+                let a = &weights[depth.start * rows..depth.end * rows];
+                let b = &pixels[depth.start * width..depth.end * width];
+                let tile = Tile {
+                    depth: depth.len(),
+                    a: a.as_ptr(),
+                    b: b.as_ptr(),
+                    b_step: width,
+                    c: to[..rows * width].as_mut_ptr(),
+                    c_step: width,
+                    rows,
+                    columns: width,
+                    mode: if index == 0 { Write::Set } else { Write::Add },
+                };
+                // SAFETY: `a` and `b` are packed panels of this depth, of `rows` and of the kernel's width;
+                // `c` is a dense tile of this size; `rows` are no more than the kernel's.
+                unsafe { (self.kernels.tile)(&tile) };
+            }
+        }
+    }
+
+    /// Transforms the products of a panel back and writes the pixels of its rows.
+    fn finish(&self, tiles: Range<usize>, rows: Range<usize>, product: &[T], buffer: &mut [T]) {
+        let Plan { height, width, .. } = self.plan;
+        let (runs, count) = self.patches.runs(tiles);
+        let (upper, lower) = buffer.split_at_mut(2 * width);
+        let lower = &mut lower[..2 * width];
+        for (i, row) in rows.enumerate() {
+            let transform = Output {
+                from: &product[i * width..],
+                point_stride: height * width,
+                to: [&mut *upper, &mut *lower],
+                width,
+            };
+            vectorized_on(self.task.isa, transform);
+            let pieces = [&mut *upper, &mut *lower].into_iter().map(|piece| (row, 0, piece));
+            self.task.epilogue.finish(self.task.isa, pieces);
+            for run in &runs[..count] {
+                for (dy, from) in [&*upper, &*lower].into_iter().enumerate() {
+                    self.write(run, dy, row, from);
+                }
+            }
+        }
+    }
+
+    /// Writes one row of pixels of neighbouring tiles, as far as it lies in the result.
+    fn write(&self, run: &Run, dy: usize, row: usize, from: &[T]) {
+        let [height, width] = self.task.grid;
+        let (y, x) = (2 * run.y + dy, 2 * run.x);
+        if height <= y {
+            return;
+        }
+        let len = (2 * run.len).min(width - x);
+        let from = &from[2 * run.lane..][..len];
+        let column = (run.image * height + y) * width + x;
+        // SAFETY: `at` checks that the first element is there, and the rest of a row of pixels lies behind it;
+        // tiles are disjoint, and those of this share are this thread's alone.
+        let to = unsafe { slice::from_raw_parts_mut(self.out.at(row, column), len) };
+        match self.task.mode {
+            Write::Set => to.copy_from_slice(from),
+            Write::Add => to.iter_mut().zip(from).for_each(|(to, from)| *to += *from),
+        }
+    }
+}
