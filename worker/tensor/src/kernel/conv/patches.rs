@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Lanes of the widest panel.
-const MAX_WIDTH: usize = 32;
+pub(super) const MAX_WIDTH: usize = 32;
 
 /// Where a patch has one of its elements, from the pixel it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

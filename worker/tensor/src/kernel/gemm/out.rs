@@ -94,7 +94,7 @@ impl<'a, T: Real> Out<'a, T> {
         [self.rows, self.columns]
     }
 
-    pub(super) fn row_stride(&self) -> usize {
+    pub(crate) fn row_stride(&self) -> usize {
         self.row_stride
     }
 

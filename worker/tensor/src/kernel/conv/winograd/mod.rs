@@ -16,7 +16,7 @@ use std::{ops::Range, slice};
 
 use super::{
     ConvShape,
-    patches::{Axis, Patches, Run, Taps},
+    patches::{Axis, MAX_WIDTH, Patches, Taps},
 };
 use crate::{
     kernel::{
@@ -259,7 +259,7 @@ impl<T: Real, W: PackSource<T>> Share<'_, T, W> {
     /// Transforms the products of a panel back and writes the pixels of its rows.
     fn finish(&self, tiles: Range<usize>, rows: Range<usize>, product: &[T], buffer: &mut [T]) {
         let Plan { height, width, .. } = self.plan;
-        let (runs, count) = self.patches.runs(tiles);
+        let (strips, count) = self.strips(tiles, rows.start);
         let (upper, lower) = buffer.split_at_mut(2 * width);
         let lower = &mut lower[..2 * width];
         for (i, row) in rows.enumerate() {
@@ -272,30 +272,57 @@ impl<T: Real, W: PackSource<T>> Share<'_, T, W> {
             vectorized_on(self.task.isa, transform);
             let pieces = [&mut *upper, &mut *lower].into_iter().map(|piece| (row, 0, piece));
             self.task.epilogue.finish(self.task.isa, pieces);
-            for run in &runs[..count] {
-                for (dy, from) in [&*upper, &*lower].into_iter().enumerate() {
-                    self.write(run, dy, row, from);
+            for strip in &strips[..count] {
+                let from = if strip.is_lower { &*lower } else { &*upper };
+                let from = &from[strip.from..][..strip.len];
+                // SAFETY: `strips` checked that the first row's strip is there, and each row of the product has
+                // its own a stride behind the last; tiles are disjoint, those of this share are this
+                // thread's alone.
+                let to = unsafe {
+                    let at = strip.to.add(i * self.out.row_stride());
+                    slice::from_raw_parts_mut(at, strip.len)
+                };
+                match self.task.mode {
+                    Write::Set => to.copy_from_slice(from),
+                    Write::Add => to.iter_mut().zip(from).for_each(|(to, from)| *to += *from),
                 }
             }
         }
     }
 
-    /// Writes one row of pixels of neighbouring tiles, as far as it lies in the result.
-    fn write(&self, run: &Run, dy: usize, row: usize, from: &[T]) {
+    /// Rows of pixels of neighbouring tiles, as far as they lie in the result, in row `row` of the product.
+    fn strips(&self, tiles: Range<usize>, row: usize) -> ([Strip<T>; 2 * MAX_WIDTH], usize) {
         let [height, width] = self.task.grid;
-        let (y, x) = (2 * run.y + dy, 2 * run.x);
-        if height <= y {
-            return;
+        let (runs, runs_count) = self.patches.runs(tiles);
+        let nothing = Strip { to: std::ptr::null_mut(), is_lower: false, from: 0, len: 0 };
+        let mut strips = [nothing; 2 * MAX_WIDTH];
+        let mut count = 0;
+        for run in &runs[..runs_count] {
+            for dy in 0..2 {
+                let (y, x) = (2 * run.y + dy, 2 * run.x);
+                if y < height {
+                    let len = (2 * run.len).min(width - x);
+                    let column = (run.image * height + y) * width + x;
+                    strips[count] = Strip {
+                        to: self.out.at(row, column),
+                        is_lower: dy == 1,
+                        from: 2 * run.lane,
+                        len,
+                    };
+                    count += 1;
+                }
+            }
         }
-        let len = (2 * run.len).min(width - x);
-        let from = &from[2 * run.lane..][..len];
-        let column = (run.image * height + y) * width + x;
-        // SAFETY: `at` checks that the first element is there, and the rest of a row of pixels lies behind it;
-        // tiles are disjoint, and those of this share are this thread's alone.
-        let to = unsafe { slice::from_raw_parts_mut(self.out.at(row, column), len) };
-        match self.task.mode {
-            Write::Set => to.copy_from_slice(from),
-            Write::Add => to.iter_mut().zip(from).for_each(|(to, from)| *to += *from),
-        }
+        (strips, count)
     }
+}
+
+/// Neighbouring pixels of the result.
+#[derive(Clone, Copy)]
+struct Strip<T> {
+    to: *mut T,
+    is_lower: bool,
+    /// Where they lie in the buffer.
+    from: usize,
+    len: usize,
 }
