@@ -41,7 +41,7 @@ const MIN_CHANNELS: usize = 16;
 /// Transformed pixels that are kept at a time: half of a second-level cache of 1 MiB.
 const TILES_BLOCK: usize = 128 * 1024;
 /// Channels whose patches are gathered at a time: they stay in the first-level cache.
-const CHANNELS: usize = 8;
+const CHANNELS: usize = 16;
 
 /// Whether a convolution goes this way: by its shape alone.
 pub(super) fn fits(shape: &ConvShape) -> bool {
@@ -188,69 +188,59 @@ impl<T: Real, W: PackSource<T>> Share<'_, T, W> {
     fn run(&self, tiles: Range<usize>, part: &mut Part) {
         let Plan { channels, height, width, panels_per_block, .. } = self.plan;
         let panel_len = POINTS * channels * width;
-        let gathered = CHANNELS * POINTS * width;
         let product = POINTS * height * width;
-        let (pixels, rest) =
-            part.lend(panels_per_block * panel_len, gathered + product + 4 * width);
-        let (gathered, rest) = rest.split_at_mut(gathered);
-        let (product, rows) = rest.split_at_mut(product);
+        let (pixels, rest) = part.lend(panels_per_block * panel_len, product + 4 * width);
+        let (product, buffer) = rest.split_at_mut(product);
         for block in chunks(tiles, panels_per_block * width) {
             for (panel, to) in chunks(block.clone(), width).zip(pixels.chunks_exact_mut(panel_len))
             {
-                self.transform_pixels(panel, gathered, to);
+                self.transform_pixels(panel, to);
             }
-            for rows_of in chunks(0..self.task.rows, height) {
-                let weights = rows_of.start / height * self.plan.panel_len();
+            for rows in chunks(0..self.task.rows, height) {
+                let weights = rows.start / height * self.plan.panel_len();
                 let weights = &self.weights[weights..][..self.plan.panel_len()];
                 let panels = pixels.chunks_exact(panel_len);
                 for (panel, pixels) in chunks(block.clone(), width).zip(panels) {
-                    self.multiply(weights, pixels, product, rows_of.len());
-                    self.finish(panel, rows_of.clone(), product, rows);
+                    self.multiply(weights, pixels, product, rows.len());
+                    self.finish(panel, rows.clone(), product, buffer);
                 }
             }
         }
     }
 
-    fn transform_pixels(&self, tiles: Range<usize>, gathered: &mut [T], to: &mut [T]) {
+    /// `[channel, point, tile]`.
+    fn transform_pixels(&self, tiles: Range<usize>, to: &mut [T]) {
         let Plan { channels, width, .. } = self.plan;
-        for some in chunks(0..channels, CHANNELS) {
-            let depth = some.start * POINTS..some.end * POINTS;
-            let patches = &mut gathered[..depth.len() * width];
-            self.patches.pack(self.task.isa, patches, width, depth, tiles.clone());
-            let transform = Input {
-                patches,
-                to: &mut to[some.start * width..],
-                point_stride: channels * width,
-                width,
-            };
-            vectorized_on(self.task.isa, transform);
+        let blocks = to.chunks_mut(CHANNELS * POINTS * width);
+        for (channels, to) in chunks(0..channels, CHANNELS).zip(blocks) {
+            let depth = channels.start * POINTS..channels.end * POINTS;
+            self.patches.pack(self.task.isa, to, width, depth, tiles.clone());
+            vectorized_on(self.task.isa, Input(to, width));
         }
     }
 
-    /// The products of all points: `[point, row, tile]`.
+    /// The products of all points: `[row, point, tile]`.
     fn multiply(&self, weights: &[T], pixels: &[T], to: &mut [T], rows: usize) {
         let Plan { channels, width, .. } = self.plan;
-        let point_len = self.plan.point_len();
-        let (weights, pixels) =
-            (weights.chunks_exact(point_len), pixels.chunks_exact(channels * width));
-        let to = to.chunks_exact_mut(self.plan.height * width);
-        for ((weights, pixels), to) in weights.zip(pixels).zip(to) {
+        let step = POINTS * width;
+        for (point, weights) in weights.chunks_exact(self.plan.point_len()).enumerate() {
             for (index, depth) in depth_blocks(channels).enumerate() {
                 let a = &weights[depth.start * rows..depth.end * rows];
-                let b = &pixels[depth.start * width..depth.end * width];
+                let b = &pixels[depth.start * step..depth.end * step][point * width..];
+                let c = &mut to[..rows * step][point * width..];
                 let tile = Tile {
                     depth: depth.len(),
                     a: a.as_ptr(),
                     b: b.as_ptr(),
-                    b_step: width,
-                    c: to[..rows * width].as_mut_ptr(),
-                    c_step: width,
+                    b_step: step,
+                    c: c.as_mut_ptr(),
+                    c_step: step,
                     rows,
                     columns: width,
                     mode: if index == 0 { Write::Set } else { Write::Add },
                 };
-                // SAFETY: `a` and `b` are packed panels of this depth, of `rows` and of the kernel's width;
-                // `c` is a dense tile of this size; `rows` are no more than the kernel's.
+                // SAFETY: `a` is a packed panel of this depth and `rows`; `b` and `c` hold the kernel's width at
+                // `depth` and at `rows` steps; `rows` are no more than the kernel's.
                 unsafe { (self.kernels.tile)(&tile) };
             }
         }
@@ -258,14 +248,13 @@ impl<T: Real, W: PackSource<T>> Share<'_, T, W> {
 
     /// Transforms the products of a panel back and writes the pixels of its rows.
     fn finish(&self, tiles: Range<usize>, rows: Range<usize>, product: &[T], buffer: &mut [T]) {
-        let Plan { height, width, .. } = self.plan;
+        let width = self.plan.width;
         let (strips, count) = self.strips(tiles, rows.start);
         let (upper, lower) = buffer.split_at_mut(2 * width);
         let lower = &mut lower[..2 * width];
         for (i, row) in rows.enumerate() {
             let transform = Output {
-                from: &product[i * width..],
-                point_stride: height * width,
+                from: &product[i * POINTS * width..],
                 to: [&mut *upper, &mut *lower],
                 width,
             };

@@ -83,15 +83,19 @@ unsafe fn avx512_vector(call: &Gather<'_, f32>, first: usize, parts: &[(__mmask1
 #[target_feature(enable = "avx512f")]
 unsafe fn avx512_evens(call: &Gather<'_, f32>, first: usize, parts: &[(__mmask16, isize)]) {
     let evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    let mut masked = [(0, 0, 0, 0); 16];
+    for (masked, &(mask, at)) in masked.iter_mut().zip(parts) {
+        *masked = (mask, every_second(mask), every_second(mask >> 8), at);
+    }
     let (mut from, mut to) = (call.from, call.to.wrapping_add(first));
     for _ in 0..call.rows {
         let mut vector = _mm512_setzero_ps();
-        for &(mask, at) in parts {
+        for &(mask, low, high, at) in &masked[..parts.len().min(16)] {
             // SAFETY: masked to the elements of the piece, which can be read.
             let (low, high) = unsafe {
                 (
-                    _mm512_maskz_loadu_ps(every_second(mask), from.wrapping_offset(at)),
-                    _mm512_maskz_loadu_ps(every_second(mask >> 8), from.wrapping_offset(at + 16)),
+                    _mm512_maskz_loadu_ps(low, from.wrapping_offset(at)),
+                    _mm512_maskz_loadu_ps(high, from.wrapping_offset(at + 16)),
                 )
             };
             let part = _mm512_permutex2var_ps(low, evens, high);
