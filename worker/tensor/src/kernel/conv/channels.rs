@@ -83,7 +83,7 @@ pub(super) struct Channels<'a, T> {
 
 impl<T: Real> Channels<'_, T> {
     /// Packs lanes that are neighbouring channels at one tap.
-    fn pack_tap(
+    pub(super) fn pack_tap(
         &self,
         panel: &mut [T],
         width: usize,

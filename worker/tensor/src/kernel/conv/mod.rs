@@ -42,6 +42,7 @@ use super::{
 use crate::real::Real;
 use channels::{Channels, Planes};
 use patches::Patches;
+use winograd::Operand;
 
 /// What a convolution runs with.
 #[derive(Debug)]
@@ -269,6 +270,38 @@ pub(crate) fn gradient_of_weight<T: Real>(
     let (outs, ins) = shape.channels_per_group();
     let (taps, plane) = (shape.taps(), shape.out_plane());
     scratch.with_operands(|operands, scratch| {
+        if winograd::fits(shape) {
+            let sum = winograd::Gradient::<T>::sum_len(outs, ins);
+            let (last, sum) = operands.lend::<T>(x.len() + g.len(), sum);
+            let (x_last, g_last) = last.split_at_mut(x.len());
+            channels::to_last(isa, x, x_last, shape.in_channels, shape.in_plane(), threads);
+            channels::to_last(isa, g, g_last, shape.out_channels, plane, threads);
+            for group in 0..shape.groups {
+                let gradient = winograd::Gradient {
+                    isa,
+                    x: Operand {
+                        images: &*x_last,
+                        source: [shape.in_height, shape.in_width],
+                        all: shape.in_channels,
+                        first: group * ins,
+                        channels: ins,
+                    },
+                    g: Operand {
+                        images: &*g_last,
+                        source: [shape.out_height(), shape.out_width()],
+                        all: shape.out_channels,
+                        first: group * outs,
+                        channels: outs,
+                    },
+                    batch: shape.batch,
+                    padding: shape.padding,
+                    mode,
+                };
+                let dw = &mut dw[group * outs * ins * taps..][..outs * ins * taps];
+                gradient.run(dw, sum, threads, scratch);
+            }
+            return;
+        }
         let (last, sum) = operands.lend::<T>(x.len(), outs * taps * ins);
         channels::to_last(isa, x, last, shape.in_channels, shape.in_plane(), threads);
         for group in 0..shape.groups {

@@ -51,6 +51,14 @@ fn shapes() -> Vec<ConvShape> {
         ConvShape { in_channels: 3, out_channels: 16, stride: [2, 2], kernel: [7, 7], ..wide },
         depthwise,
         ConvShape { stride: [2, 2], ..depthwise },
+        // Of 3 x 3 with many channels: odd and even sizes, padding of all kinds, groups, more tiles than a block has.
+        ConvShape { in_channels: 16, out_channels: 17, ..PLAIN },
+        ConvShape { in_channels: 40, out_channels: 34, padding: [0, 2], groups: 2, ..PLAIN },
+        ConvShape { in_channels: 17, out_channels: 16, padding: [4, 3], in_height: 2, ..PLAIN },
+        ConvShape { in_channels: 16, out_channels: 50, padding: [0, 0], in_height: 3, ..PLAIN },
+        ConvShape { in_channels: 33, out_channels: 16, in_height: 1, in_width: 1, ..PLAIN },
+        ConvShape { in_channels: 16, out_channels: 16, in_height: 4, in_width: 70, ..PLAIN },
+        ConvShape { batch: 9, in_channels: 16, out_channels: 20, ..PLAIN },
         // A kernel that reaches beyond the image at both sides, padding beyond the kernel.
         ConvShape { in_height: 2, in_width: 2, kernel: [5, 5], padding: [4, 6], ..PLAIN },
         // Rows and columns that no output sees.

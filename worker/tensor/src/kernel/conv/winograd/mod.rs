@@ -10,6 +10,7 @@
 //! Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), F(2x2, 3x3).
 #![expect(unsafe_code, reason = "threads write disjoint tiles of one result by pointer")]
 
+mod gradient;
 mod transform;
 
 use std::{ops::Range, slice};
@@ -34,7 +35,7 @@ use crate::{
     },
     real::Real,
 };
-use transform::{Input, Output, POINTS, TAPS, WEIGHT_LANES, Weight};
+use transform::{Input, Output, POINTS, RESULTS, TAPS, WEIGHT_LANES, Weight};
 
 /// With fewer channels on either side the transforms cost more than they save.
 const MIN_CHANNELS: usize = 16;
@@ -42,6 +43,8 @@ const MIN_CHANNELS: usize = 16;
 const TILES_BLOCK: usize = 128 * 1024;
 /// Channels whose patches are gathered at a time: they stay in the first-level cache.
 const CHANNELS: usize = 16;
+
+pub(super) use gradient::{Gradient, Operand};
 
 /// Whether a convolution goes this way: by its shape alone.
 pub(super) fn fits(shape: &ConvShape) -> bool {
@@ -189,7 +192,8 @@ impl<T: Real, W: PackSource<T>> Share<'_, T, W> {
         let Plan { channels, height, width, panels_per_block, .. } = self.plan;
         let panel_len = POINTS * channels * width;
         let product = POINTS * height * width;
-        let (pixels, rest) = part.lend(panels_per_block * panel_len, product + 4 * width);
+        let results = RESULTS * height * width;
+        let (pixels, rest) = part.lend(panels_per_block * panel_len, product + results);
         let (product, buffer) = rest.split_at_mut(product);
         for block in chunks(tiles, panels_per_block * width) {
             for (panel, to) in chunks(block.clone(), width).zip(pixels.chunks_exact_mut(panel_len))
@@ -250,20 +254,15 @@ impl<T: Real, W: PackSource<T>> Share<'_, T, W> {
     fn finish(&self, tiles: Range<usize>, rows: Range<usize>, product: &[T], buffer: &mut [T]) {
         let width = self.plan.width;
         let (strips, count) = self.strips(tiles, rows.start);
-        let (upper, lower) = buffer.split_at_mut(2 * width);
-        let lower = &mut lower[..2 * width];
-        for (i, row) in rows.enumerate() {
-            let transform = Output {
-                from: &product[i * POINTS * width..],
-                to: [&mut *upper, &mut *lower],
-                width,
-            };
-            vectorized_on(self.task.isa, transform);
-            let pieces = [&mut *upper, &mut *lower].into_iter().map(|piece| (row, 0, piece));
-            self.task.epilogue.finish(self.task.isa, pieces);
+        let buffer = &mut buffer[..RESULTS * rows.len() * width];
+        let from = &product[..POINTS * rows.len() * width];
+        vectorized_on(self.task.isa, Output { from, to: &mut *buffer, width });
+        let pieces = buffer.chunks_exact_mut(RESULTS * width).zip(rows.clone());
+        let pieces = pieces.map(|(piece, row)| (row, 0, piece));
+        self.task.epilogue.finish(self.task.isa, pieces);
+        for (i, buffer) in buffer.chunks_exact(RESULTS * width).enumerate() {
             for strip in &strips[..count] {
-                let from = if strip.is_lower { &*lower } else { &*upper };
-                let from = &from[strip.from..][..strip.len];
+                let from = &buffer[strip.from..][..strip.len];
                 // SAFETY: `strips` checked that the first row's strip is there, and each row of the product has
                 // its own a stride behind the last; tiles are disjoint, those of this share are this
                 // thread's alone.
@@ -283,7 +282,7 @@ impl<T: Real, W: PackSource<T>> Share<'_, T, W> {
     fn strips(&self, tiles: Range<usize>, row: usize) -> ([Strip<T>; 2 * MAX_WIDTH], usize) {
         let [height, width] = self.task.grid;
         let (runs, runs_count) = self.patches.runs(tiles);
-        let nothing = Strip { to: std::ptr::null_mut(), is_lower: false, from: 0, len: 0 };
+        let nothing = Strip { to: std::ptr::null_mut(), from: 0, len: 0 };
         let mut strips = [nothing; 2 * MAX_WIDTH];
         let mut count = 0;
         for run in &runs[..runs_count] {
@@ -294,8 +293,7 @@ impl<T: Real, W: PackSource<T>> Share<'_, T, W> {
                     let column = (run.image * height + y) * width + x;
                     strips[count] = Strip {
                         to: self.out.at(row, column),
-                        is_lower: dy == 1,
-                        from: 2 * run.lane,
+                        from: 2 * (dy * self.plan.width + run.lane),
                         len,
                     };
                     count += 1;
@@ -310,7 +308,6 @@ impl<T: Real, W: PackSource<T>> Share<'_, T, W> {
 #[derive(Clone, Copy)]
 struct Strip<T> {
     to: *mut T,
-    is_lower: bool,
     /// Where they lie in the buffer.
     from: usize,
     len: usize,

@@ -1,15 +1,15 @@
 //! The transforms of F(2x2, 3x3): 4 x 4 pixels, a kernel of 3 x 3 and 2 x 2 results, each for many lanes at a time. Sums,
 //! differences and halves alone: the same bits on every instruction set.
 
-use crate::{kernel::isa::Kernel, real::Real};
+use crate::{
+    kernel::{Write, isa::Kernel},
+    real::Real,
+};
 
 /// Elements of a transformed tile or kernel.
 pub(super) const POINTS: usize = 16;
 /// Elements of a kernel.
 pub(super) const TAPS: usize = 9;
-
-/// All lanes of a panel, point by point.
-type Points<T, const W: usize> = [[T; W]; POINTS];
 
 // What follows is written for one lane; loops over the lanes become vector code.
 
@@ -31,6 +31,20 @@ fn weight<T: Real>([a, b, c]: [T; 3]) -> [T; 4] {
 #[inline(always)]
 fn output<T: Real>([a, b, c, d]: [T; 4]) -> [T; 2] {
     [a + b + c, b - c - d]
+}
+
+/// A g along one axis.
+#[inline(always)]
+fn result<T: Real>([a, b]: [T; 2]) -> [T; 4] {
+    [a, a + b, a - b, -b]
+}
+
+/// Gᵀ u along one axis.
+#[inline(always)]
+fn gradient<T: Real>([a, b, c, d]: [T; 4]) -> [T; 3] {
+    let half = T::from_f64(0.5);
+    let sum = (b + c) * half;
+    [a + sum, (b - c) * half, sum + d]
 }
 
 /// Bᵀ d B for each channel of a panel of tiles, in place: `[channel, point, lane]`.
@@ -127,10 +141,10 @@ fn turned(point: usize) -> usize {
     along(point / 4) * 4 + along(point % 4)
 }
 
-/// Aᵀ m A of one row of a panel, `[point, lane]`: two rows of twice as many pixels, tile by tile.
+/// Aᵀ m A of the rows of a panel, `[row, point, lane]`: for each row two rows of twice as many pixels, tile by tile.
 pub(super) struct Output<'a, T> {
     pub(super) from: &'a [T],
-    pub(super) to: [&'a mut [T]; 2],
+    pub(super) to: &'a mut [T],
     pub(super) width: usize,
 }
 
@@ -148,26 +162,98 @@ impl<T: Real> Kernel for Output<'_, T> {
 }
 
 #[inline(always)]
-fn transform_output<T: Real, const W: usize>(from: &[T], [upper, lower]: [&mut [T]; 2]) {
-    let Some(points) = from.as_chunks::<W>().0.first_chunk::<POINTS>() else { return };
-    let points: &Points<T, W> = points;
-    let upper = upper.as_chunks_mut::<2>().0.first_chunk_mut::<W>();
-    let lower = lower.as_chunks_mut::<2>().0.first_chunk_mut::<W>();
-    let (Some(upper), Some(lower)) = (upper, lower) else { return };
-    for lane in 0..W {
-        let mut rows = [[T::ZERO; 2]; 4];
-        for y in 0..4 {
-            let at = 4 * y;
-            rows[y] = output([
-                points[at][lane],
-                points[at + 1][lane],
-                points[at + 2][lane],
-                points[at + 3][lane],
-            ]);
+fn transform_output<T: Real, const W: usize>(from: &[T], to: &mut [T]) {
+    let rows = from.as_chunks::<W>().0.as_chunks::<POINTS>().0;
+    let to = to.as_chunks_mut::<2>().0.as_chunks_mut::<W>().0.as_chunks_mut::<2>().0;
+    for (points, [upper, lower]) in rows.iter().zip(to) {
+        for lane in 0..W {
+            let mut rows = [[T::ZERO; 2]; 4];
+            for y in 0..4 {
+                let at = 4 * y;
+                rows[y] = output([
+                    points[at][lane],
+                    points[at + 1][lane],
+                    points[at + 2][lane],
+                    points[at + 3][lane],
+                ]);
+            }
+            let left = output([rows[0][0], rows[1][0], rows[2][0], rows[3][0]]);
+            let right = output([rows[0][1], rows[1][1], rows[2][1], rows[3][1]]);
+            upper[lane] = [left[0], right[0]];
+            lower[lane] = [left[1], right[1]];
         }
-        let left = output([rows[0][0], rows[1][0], rows[2][0], rows[3][0]]);
-        let right = output([rows[0][1], rows[1][1], rows[2][1], rows[3][1]]);
-        upper[lane] = [left[0], right[0]];
-        lower[lane] = [left[1], right[1]];
+    }
+}
+
+/// Pixels of a tile of results.
+pub(super) const RESULTS: usize = 4;
+
+/// A g Aᵀ for each tile and lane.
+pub(super) struct Result<'a, T> {
+    /// `[tile, pixel, lane]`, 16 lanes.
+    pub(super) from: &'a [T],
+    /// `[point, tile, row]`; written as [`Weight`] does.
+    pub(super) to: &'a mut [T],
+    pub(super) point_stride: usize,
+    pub(super) rows: usize,
+}
+
+impl<T: Real> Kernel for Result<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { from, to, point_stride, rows } = self;
+        let tiles = from.as_chunks::<WEIGHT_LANES>().0.as_chunks::<RESULTS>().0;
+        for (tile, pixels) in tiles.iter().enumerate() {
+            let mut points = [[T::ZERO; WEIGHT_LANES]; POINTS];
+            for lane in 0..WEIGHT_LANES {
+                let upper = result([pixels[0][lane], pixels[1][lane]]);
+                let lower = result([pixels[2][lane], pixels[3][lane]]);
+                for x in 0..4 {
+                    let column = result([upper[x], lower[x]]);
+                    for y in 0..4 {
+                        points[4 * y + x][lane] = column[y];
+                    }
+                }
+            }
+            for (point, values) in points.iter().enumerate() {
+                let at = point * point_stride + tile * rows;
+                to[at..at + WEIGHT_LANES].copy_from_slice(values);
+            }
+        }
+    }
+}
+
+/// Gᵀ u G for each channel: `[point, channel]` to `[channel, tap]`.
+pub(super) struct Gradient<'a, T> {
+    pub(super) from: &'a [T],
+    pub(super) to: &'a mut [T],
+    pub(super) mode: Write,
+}
+
+impl<T: Real> Kernel for Gradient<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let channels = self.from.len() / POINTS;
+        for (channel, to) in self.to.as_chunks_mut::<TAPS>().0.iter_mut().enumerate() {
+            let point = |y: usize, x: usize| self.from[(4 * y + x) * channels + channel];
+            let mut rows = [[T::ZERO; 3]; 4];
+            for y in 0..4 {
+                rows[y] = gradient([point(y, 0), point(y, 1), point(y, 2), point(y, 3)]);
+            }
+            for x in 0..3 {
+                let column = gradient([rows[0][x], rows[1][x], rows[2][x], rows[3][x]]);
+                for y in 0..3 {
+                    let to = &mut to[3 * y + x];
+                    *to = match self.mode {
+                        Write::Set => column[y],
+                        Write::Add => *to + column[y],
+                    };
+                }
+            }
+        }
     }
 }
