@@ -54,7 +54,8 @@ impl ConvShape {
         if self.kernel.contains(&0) {
             return Some("the kernel must have a row and a column");
         }
-        if self.in_channels % self.groups != 0 || self.out_channels % self.groups != 0 {
+        let channels = [self.in_channels, self.out_channels];
+        if channels.iter().any(|channels| !channels.is_multiple_of(self.groups)) {
             return Some("groups must divide the channels");
         }
         if lens.iter().chain(&steps).any(is_large) {

@@ -204,7 +204,7 @@ fn avx2_and_avx512_give_the_same_bits() {
         return;
     }
     for shape in shapes() {
-        let of = |isa| results(&shape, |work| with(isa, |with| work(with)));
+        let of = |isa| results(&shape, |work| with(isa, work));
         assert!(of(Isa::Avx2) == of(Isa::Avx512), "{shape:?}");
     }
 }
@@ -258,4 +258,39 @@ fn faulty_shapes_are_named_and_none_overflows() {
     }
     assert_eq!(PLAIN.fault(), None);
     assert_eq!((PLAIN.out_height(), PLAIN.out_width()), (9, 11));
+}
+
+/// Against the definition in f64, beside the largest sum of the terms' sizes: a transform spreads the error of a tile's
+/// largest pixels over all of it, so that no bound holds element by element.
+#[test]
+fn errors_stay_within_a_few_units_of_the_terms_sizes() {
+    let direct = ConvShape { batch: 4, in_channels: 60, out_channels: 60, groups: 5, ..PLAIN };
+    let transformed = ConvShape { groups: 1, ..direct };
+    for shape in [direct, transformed] {
+        let (x, w) = (rough(shape.in_len(), 1), rough(shape.weight_len(), 2));
+        let g = rough(shape.out_len(), 3);
+        let zeros = [g.len(), x.len(), w.len()].map(|len| vec![0.0_f64; len]);
+        let (mut due, mut sizes) = (zeros.clone(), zeros);
+        terms(&shape, |x_index, w_index, y_index| {
+            let [x, w, g] = [x[x_index], w[w_index], g[y_index]].map(f64::from);
+            let places = [(y_index, x * w), (x_index, g * w), (w_index, g * x)];
+            for (which, (index, term)) in places.into_iter().enumerate() {
+                due[which][index] += term;
+                sizes[which][index] += term.abs();
+            }
+        });
+        for isa in Isa::supported() {
+            let [mut y, mut dx, mut dw] = [g.len(), x.len(), w.len()].map(|len| vec![0.0; len]);
+            with(isa, |with| forward(&shape, &x, &w, &mut y, Epilogue::NONE, with));
+            with(isa, |with| gradient_of_input(&shape, &g, &w, &mut dx, Write::Set, with));
+            with(isa, |with| gradient_of_weight(&shape, &x, &g, &mut dw, Write::Set, with));
+            for (which, given) in [y, dx, dw].iter().enumerate() {
+                let size = sizes[which].iter().copied().fold(0.0, f64::max);
+                let error = given.iter().zip(&due[which]);
+                let error = error.map(|(&a, b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
+                let units = error / size / f64::from(f32::EPSILON);
+                assert!(units < 8.0, "{units} units of {which} of {shape:?} {isa:?}");
+            }
+        }
+    }
 }

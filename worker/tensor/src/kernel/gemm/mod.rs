@@ -32,7 +32,7 @@ mod tests;
 
 pub(crate) use element::Element;
 pub(crate) use epilogue::{Activation, Bias, Epilogue};
-pub(crate) use scratch::Scratch;
+pub(crate) use scratch::{Part, Scratch};
 
 use super::{
     Write,
@@ -81,6 +81,11 @@ impl<'a, T: Real> Matrix<'a, T> {
             data.len()
         );
         Self { data, rows, columns, row_stride, column_stride }
+    }
+
+    /// Rows and columns.
+    pub(crate) fn shape(&self) -> [usize; 2] {
+        [self.rows, self.columns]
     }
 
     /// The transpose; no data move.

@@ -28,6 +28,11 @@ use crate::{
 /// Tiles that are added up in registers: results depend on it.
 const DEPTH: usize = 128;
 
+/// How many elements [`Gradient::run`] needs for the transformed sum.
+pub(in crate::kernel::conv) fn sum_len(outs: usize, ins: usize) -> usize {
+    outs * POINTS * ins
+}
+
 /// A gradient to be made.
 #[derive(Debug)]
 pub(in crate::kernel::conv) struct Gradient<'a, T> {
@@ -69,11 +74,6 @@ impl<'a, T: Real> Operand<'a, T> {
 }
 
 impl<T: Real> Gradient<'_, T> {
-    /// How many elements [`Gradient::run`] needs for the transformed sum.
-    pub(in crate::kernel::conv) fn sum_len(outs: usize, ins: usize) -> usize {
-        outs * POINTS * ins
-    }
-
     /// Writes or adds the gradient, `[out, in, tap]`; threads share output channels.
     pub(in crate::kernel::conv) fn run(
         &self,
@@ -88,7 +88,7 @@ impl<T: Real> Gradient<'_, T> {
         let panels = outs.div_ceil(kernels.rows);
         let per_share = panels.div_ceil(threads.count()).max(1) * kernels.rows;
         let parts = scratch.parts(outs.div_ceil(per_share));
-        let sum = &mut sum[..Self::sum_len(outs, ins)];
+        let sum = &mut sum[..sum_len(outs, ins)];
         let out = Out::new(MatrixMut::new(&mut *sum, outs, POINTS * ins));
         threads.for_each_chunk(parts, 1, |index, parts| {
             let rows = index * per_share..((index + 1) * per_share).min(outs);

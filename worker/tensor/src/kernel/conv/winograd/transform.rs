@@ -1,5 +1,6 @@
 //! The transforms of F(2x2, 3x3): 4 x 4 pixels, a kernel of 3 x 3 and 2 x 2 results, each for many lanes at a time. Sums,
 //! differences and halves alone: the same bits on every instruction set.
+#![expect(clippy::needless_range_loop, reason = "lane by lane across many arrays")]
 
 use crate::{
     kernel::{Write, isa::Kernel},
