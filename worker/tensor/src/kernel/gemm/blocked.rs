@@ -196,7 +196,7 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
         let is_last = index + 1 == self.blocks.depths;
         let mode = if index == 0 { self.task.mode } else { Write::Add };
         let (a, a_stride) = self.panel_a(i, rows.clone(), index);
-        let mut call = Tile {
+        let call = Tile {
             depth: self.blocks.depth(index).len(),
             a,
             a_stride,
@@ -213,22 +213,34 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
             // the source of full width; rows and columns lie in this share of the result, each row in one
             // run, and it is this thread's alone (`run_share`); they are no more than the kernel's.
             unsafe { (self.kernels.tile)(&call) };
-            if is_last {
+            if is_last && !self.task.epilogue.is_none() {
                 // SAFETY: this thread's share, and the kernel is done.
                 let pieces = unsafe { self.out.pieces(rows, columns) };
                 self.task.epilogue.finish(self.task.isa, pieces);
             }
             return;
         }
+        self.tile_apart(call, rows, columns, is_last);
+    }
+
+    /// A tile whose columns do not lie side by side: by way of a buffer.
+    #[inline(never)]
+    fn tile_apart(
+        &self,
+        mut call: Tile<T>,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        is_last: bool,
+    ) {
         let mut buffer = [T::ZERO; TILE];
         let buffer = &mut buffer[..rows.len() * columns.len()];
         call.c = buffer.as_mut_ptr();
         call.c_step = columns.len();
-        if mode == Write::Add {
+        if call.mode == Write::Add {
             // SAFETY: this thread's share.
             unsafe { self.out.load(rows.clone(), columns.clone(), buffer) };
         }
-        // SAFETY: as above, but for the result, which is the buffer.
+        // SAFETY: as in `tile`, but for the result, which is the buffer.
         unsafe { (self.kernels.tile)(&call) };
         if is_last {
             let pieces = buffer.chunks_exact_mut(columns.len()).zip(rows.clone());
