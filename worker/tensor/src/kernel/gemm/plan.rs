@@ -86,6 +86,11 @@ impl Blocks {
         } else {
             Order::BlockByBlock
         };
+        let rows_per_block = match order {
+            // B has the cache.
+            Order::RowByRow => per_block(A_BLOCK / 4, depth_len, height, rows.len()),
+            Order::PanelByPanel | Order::BlockByBlock => rows_per_block,
+        };
         let columns_per_block = match order {
             Order::BlockByBlock => per_block(B_BLOCK, depth_len, width, columns.len()),
             Order::PanelByPanel if 1 < depths => {
