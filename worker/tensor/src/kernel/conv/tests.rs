@@ -212,17 +212,20 @@ fn avx2_and_avx512_give_the_same_bits() {
 /// An image's output has the same bits in every batch.
 #[test]
 fn forward_bits_do_not_depend_on_the_batch() {
-    let shape = ConvShape { batch: 6, in_channels: 70, out_channels: 20, ..PLAIN };
-    let one = ConvShape { batch: 1, ..shape };
-    let (x, w) = (rough(shape.in_len(), 1), rough(shape.weight_len(), 2));
-    let run = |shape: &ConvShape, x: &[f32]| {
-        let mut y = vec![0.0; shape.out_len()];
-        with(isa(), |with| forward(shape, x, &w, &mut y, Epilogue::NONE, with));
-        bits(&y)
-    };
-    let all = run(&shape, &x);
-    for (image, x) in x.chunks(one.in_len()).enumerate() {
-        assert_eq!(run(&one, x), all[image * one.out_len()..][..one.out_len()], "image {image}");
+    let transformed = ConvShape { batch: 6, in_channels: 70, out_channels: 20, ..PLAIN };
+    for shape in [transformed, ConvShape { stride: [2, 1], ..transformed }] {
+        let one = ConvShape { batch: 1, ..shape };
+        let (x, w) = (rough(shape.in_len(), 1), rough(shape.weight_len(), 2));
+        let run = |shape: &ConvShape, x: &[f32]| {
+            let mut y = vec![0.0; shape.out_len()];
+            with(isa(), |with| forward(shape, x, &w, &mut y, Epilogue::NONE, with));
+            bits(&y)
+        };
+        let all = run(&shape, &x);
+        for (image, x) in x.chunks(one.in_len()).enumerate() {
+            let due = &all[image * one.out_len()..][..one.out_len()];
+            assert_eq!(run(&one, x), due, "image {image} of {shape:?}");
+        }
     }
 }
 

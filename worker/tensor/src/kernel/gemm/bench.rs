@@ -131,6 +131,7 @@ fn peak() -> f64 {
             let tile = element::Tile {
                 depth,
                 a: a.as_ptr(),
+                a_stride: None,
                 b: b.as_ptr(),
                 b_step: kernels.columns,
                 c: black_box(c.as_mut_ptr()),

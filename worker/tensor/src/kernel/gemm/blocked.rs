@@ -105,7 +105,9 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
     fn block(&mut self, rows: Range<usize>, columns: Range<usize>, index: usize) {
         let depth = self.blocks.depth(index);
         let is_first = rows.start == self.blocks.rows.start;
-        for (i, panel) in chunks(rows.clone(), self.blocks.height).enumerate() {
+        let is_along = self.along(depth.clone(), rows.clone()).is_some();
+        let packed = if is_along { rows.end..rows.end } else { rows.clone() };
+        for (i, panel) in chunks(packed, self.blocks.height).enumerate() {
             let to = &mut self.a_panels[i * self.blocks.height * depth.len()..];
             let to = &mut to[..panel.len() * depth.len()];
             self.task.a.pack(self.task.isa, to, panel.len(), depth.clone(), panel);
@@ -193,9 +195,11 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
     ) {
         let is_last = index + 1 == self.blocks.depths;
         let mode = if index == 0 { self.task.mode } else { Write::Add };
-        let mut call = Tile {
+        let (a, a_stride) = self.panel_a(i, rows.clone(), index);
+        let call = Tile {
             depth: self.blocks.depth(index).len(),
-            a: self.packed_a(i, rows.len(), index),
+            a,
+            a_stride,
             b: b.data,
             b_step: b.step,
             c: self.out.at(rows.start, columns.start),
@@ -209,22 +213,34 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
             // the source of full width; rows and columns lie in this share of the result, each row in one
             // run, and it is this thread's alone (`run_share`); they are no more than the kernel's.
             unsafe { (self.kernels.tile)(&call) };
-            if is_last {
+            if is_last && !self.task.epilogue.is_none() {
                 // SAFETY: this thread's share, and the kernel is done.
                 let pieces = unsafe { self.out.pieces(rows, columns) };
                 self.task.epilogue.finish(self.task.isa, pieces);
             }
             return;
         }
+        self.tile_apart(call, rows, columns, is_last);
+    }
+
+    /// A tile whose columns do not lie side by side: by way of a buffer.
+    #[inline(never)]
+    fn tile_apart(
+        &self,
+        mut call: Tile<T>,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        is_last: bool,
+    ) {
         let mut buffer = [T::ZERO; TILE];
         let buffer = &mut buffer[..rows.len() * columns.len()];
         call.c = buffer.as_mut_ptr();
         call.c_step = columns.len();
-        if mode == Write::Add {
+        if call.mode == Write::Add {
             // SAFETY: this thread's share.
             unsafe { self.out.load(rows.clone(), columns.clone(), buffer) };
         }
-        // SAFETY: as above, but for the result, which is the buffer.
+        // SAFETY: as in `tile`, but for the result, which is the buffer.
         unsafe { (self.kernels.tile)(&call) };
         if is_last {
             let pieces = buffer.chunks_exact_mut(columns.len()).zip(rows.clone());
@@ -235,8 +251,24 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
         unsafe { self.out.store(rows, columns, buffer) };
     }
 
-    fn packed_a(&self, i: usize, rows: usize, index: usize) -> *const T {
-        let depth = self.blocks.depth(index).len();
-        self.a_panels[i * self.blocks.height * depth..][..rows * depth].as_ptr()
+    /// One panel of A: packed, or where it lies.
+    fn panel_a(&self, i: usize, rows: Range<usize>, index: usize) -> (*const T, Option<usize>) {
+        let depth = self.blocks.depth(index);
+        if let Some((data, stride)) = self.along(depth.clone(), rows.clone()) {
+            return (data.as_ptr(), Some(stride));
+        }
+        let at = i * self.blocks.height * depth.len();
+        (self.a_panels[at..][..rows.len() * depth.len()].as_ptr(), None)
+    }
+
+    /// Rows of A where they lie, if they are read too few times to be worth packing.
+    fn along(&self, depth: Range<usize>, rows: Range<usize>) -> Option<(&[T], usize)> {
+        if !self.blocks.is_narrow || depth.is_empty() || rows.is_empty() {
+            return None;
+        }
+        let (data, stride) = self.task.a.along(depth.clone(), rows.clone())?;
+        let reach = (rows.len() - 1) * stride + depth.len();
+        assert!(reach <= data.len(), "rows of {} elements", data.len());
+        Some((data, stride))
     }
 }

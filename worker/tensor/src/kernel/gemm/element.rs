@@ -32,14 +32,15 @@ pub struct Kernels<T: 'static> {
 /// One tile of C: the sum over `depth` of a column of A times a row of B.
 ///
 /// # Safety
-/// For whoever calls a kernel with it: `a` holds `depth * rows` elements, `b` holds `columns` (or, where
+/// For whoever calls a kernel with it: `a` holds `depth * rows` elements, or `depth` at each of `rows` strides, `b` holds `columns` (or, where
 /// the step is not 0 or `depth` is 1, up to the kernel's width) elements at each of `depth` steps, `c` may
 /// be read and written at `rows` steps of `columns` elements, and by nobody else meanwhile.
 #[derive(Debug)]
 pub(crate) struct Tile<T> {
     pub(crate) depth: usize,
-    /// Element (i, k) at `k * rows + i`.
+    /// Element (i, k) at `k * rows + i`, or at `i * stride + k` where a stride is given.
     pub(crate) a: *const T,
+    pub(crate) a_stride: Option<usize>,
     /// Element (k, j) at `k * b_step + j`, for all j below the kernel's width.
     pub(crate) b: *const T,
     pub(crate) b_step: usize,
@@ -163,7 +164,12 @@ impl<T: Plain, const ROWS: usize, const COLUMNS: usize> Kernel for PlainTile<'_,
             let b = unsafe { tile.b.add(k * tile.b_step).cast::<[T; COLUMNS]>().read_unaligned() };
             for (i, sums) in sums.iter_mut().enumerate().take(tile.rows) {
                 // SAFETY: as above.
-                let a = unsafe { *tile.a.add(k * tile.rows + i) };
+                let a = unsafe {
+                    match tile.a_stride {
+                        None => *tile.a.add(k * tile.rows + i),
+                        Some(stride) => *tile.a.add(i * stride + k),
+                    }
+                };
                 for (sum, b) in sums.iter_mut().zip(b) {
                     *sum = *sum + a * b;
                 }

@@ -100,16 +100,20 @@ impl<'a, T: Real> Out<'a, T> {
 
     /// Whether these columns lie side by side.
     pub(super) fn is_run(&self, columns: Range<usize>) -> bool {
-        columns.start % self.run + columns.len() <= self.run
+        self.columns <= self.run || columns.start % self.run + columns.len() <= self.run
     }
 
     /// Where an element lies.
     pub(crate) fn at(&self, row: usize, column: usize) -> *mut T {
         assert!(row < self.rows && column < self.columns);
         let Pixels { height, width, image_stride, y_stride, x_stride } = self.pixels;
-        let (image, pixel) = (column / (height * width), column % (height * width));
-        let (y, x) = (pixel / width, pixel % width);
-        let at = image * image_stride + row * self.row_stride + y * y_stride + x * x_stride;
+        let column = if self.columns <= self.run {
+            column
+        } else {
+            let (image, pixel) = (column / (height * width), column % (height * width));
+            image * image_stride + pixel / width * y_stride + pixel % width * x_stride
+        };
+        let at = row * self.row_stride + column;
         // SAFETY: in bounds by the assert and by the checks of `MatrixMut` or `images`.
         unsafe { self.data.add(at) }
     }

@@ -22,6 +22,12 @@ pub(crate) trait PackSource<T>: Sync {
         lanes: Range<usize>,
     );
 
+    /// The same if all of it lies in memory so that lanes run along the depth: the elements from the first on and the
+    /// step from lane to lane.
+    fn along(&self, _depth: Range<usize>, _lanes: Range<usize>) -> Option<(&[T], usize)> {
+        None
+    }
+
     /// Asks for the memory of what will be packed soon.
     fn prefetch(&self, _depth: Range<usize>, _lanes: Range<usize>) {}
 
@@ -84,6 +90,13 @@ impl<T: Real> PackSource<T> for Strided<'_, T> {
                 }
             }
         }
+    }
+
+    fn along(&self, depth: Range<usize>, lanes: Range<usize>) -> Option<(&[T], usize)> {
+        (self.0.row_stride == 1 && !depth.is_empty() && !lanes.is_empty()).then(|| {
+            let reach = (lanes.len() - 1) * self.0.column_stride + depth.len();
+            (&self.from(depth.start, lanes.start)[..reach], self.0.column_stride)
+        })
     }
 
     fn prefetch(&self, depth: Range<usize>, lanes: Range<usize>) {

@@ -16,6 +16,8 @@ const NEAR_B: usize = 128 * 1024;
 /// With no more row panels than this the panels of B are read where they lie, if they can be: packing would cost
 /// more than it saves.
 const DIRECT_PANELS: usize = 6;
+/// The same of panels of columns and the rows of A.
+const DIRECT_COLUMNS: usize = 4;
 /// C that is added to once more for each block of the depth should stay in the second-level cache meanwhile.
 const C_BLOCK: usize = 128 * 1024;
 
@@ -45,6 +47,7 @@ pub(super) struct Blocks {
     pub(super) rows_per_block: usize,
     pub(super) columns_per_block: usize,
     pub(super) is_short: bool,
+    pub(super) is_narrow: bool,
     pub(super) order: Order,
 }
 
@@ -75,12 +78,18 @@ impl Blocks {
         };
         let rows_per_block = per_block(A_BLOCK, depth_len, height, rows.len());
         let is_short = rows.len() <= DIRECT_PANELS * height;
+        let is_narrow = columns.len() <= DIRECT_COLUMNS * width;
         let order = if columns.len() * depth_len <= NEAR_B && !is_short {
             Order::RowByRow
         } else if rows.len() <= rows_per_block {
             Order::PanelByPanel
         } else {
             Order::BlockByBlock
+        };
+        let rows_per_block = match order {
+            // B has the cache.
+            Order::RowByRow => per_block(A_BLOCK / 4, depth_len, height, rows.len()),
+            Order::PanelByPanel | Order::BlockByBlock => rows_per_block,
         };
         let columns_per_block = match order {
             Order::BlockByBlock => per_block(B_BLOCK, depth_len, width, columns.len()),
@@ -100,6 +109,7 @@ impl Blocks {
             rows_per_block,
             columns_per_block,
             is_short,
+            is_narrow,
             order,
         }
     }

@@ -192,6 +192,7 @@ impl<T: Real> Share<'_, T> {
             let tile = Tile {
                 depth: tiles.len(),
                 a: a.as_ptr(),
+                a_stride: None,
                 b: b.as_ptr(),
                 b_step: step,
                 c: self.out.at(rows.start, point * self.pixels.channels + lanes.start),

@@ -206,6 +206,7 @@ impl<T: Real> Share<'_, T> {
                 let tile = Tile {
                     depth: depth.len(),
                     a: a.as_ptr(),
+                    a_stride: None,
                     b: b.as_ptr(),
                     b_step: step,
                     c: c.as_mut_ptr(),

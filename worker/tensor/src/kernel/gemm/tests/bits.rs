@@ -72,6 +72,24 @@ fn bits_do_not_depend_on_the_place_in_the_result() {
     }
 }
 
+/// The same for a few rows against a streamed matrix.
+#[test]
+fn bits_of_a_small_batch_do_not_depend_on_its_other_rows() {
+    let (m, n, k) = (16, 50, 333);
+    let (a, b) = (rough(m * k, 1), rough(k * n, 2));
+    let b = Matrix::new(&b, n, k).transposed();
+    for isa in Isa::supported() {
+        let mut whole = vec![0.0; m * n];
+        run(Product::new(Matrix::new(&a, m, k), b).on(isa), &mut whole);
+        for (from, to) in [(0, 1), (3, 16), (5, 14), (8, 16)] {
+            let some = Matrix::new(&a[from * k..to * k], to - from, k);
+            let mut part = vec![0.0; (to - from) * n];
+            run(Product::new(some, b).on(isa), &mut part);
+            assert_eq!(bits(&part), bits(&whole[from * n..to * n]), "rows {from}..{to} {isa:?}");
+        }
+    }
+}
+
 /// Ranks keep the same numbers at different places of their memory.
 #[test]
 fn bits_do_not_depend_on_where_the_matrices_lie() {

@@ -34,25 +34,26 @@ pub(in crate::kernel::gemm) const KERNELS: Kernels<f32> = Kernels {
 /// See [`Tile`]; needs AVX-512 F and VL.
 unsafe fn tile(call: &Tile<f32>) {
     macro_rules! by_rows {
-        ($vectors:literal: $($rows:literal)+) => {
+        ($vectors:literal $along:literal: $($rows:literal)+) => {
             match call.rows {
                 // SAFETY: passed on.
-                $($rows => unsafe { tile_of::<$rows, $vectors>(call) },)+
+                $($rows => unsafe { tile_of::<$rows, $vectors, $along>(call) },)+
                 _ => debug_assert!(false, "tile of {} rows", call.rows),
             }
         };
     }
-    if call.columns <= VECTOR {
-        by_rows!(1: 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
-    } else {
-        by_rows!(2: 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+    match (call.columns <= VECTOR, call.a_stride.is_some()) {
+        (true, false) => by_rows!(1 false: 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+        (true, true) => by_rows!(1 true: 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+        (false, false) => by_rows!(2 false: 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+        (false, true) => by_rows!(2 true: 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
     }
 }
 
 /// # Safety
 /// See [`Tile`].
 #[target_feature(enable = "avx512f,avx512vl")]
-unsafe fn tile_of<const ROWS: usize, const VECTORS: usize>(call: &Tile<f32>) {
+unsafe fn tile_of<const ROWS: usize, const VECTORS: usize, const ALONG: bool>(call: &Tile<f32>) {
     // SAFETY: every address lies in the operands as `Tile` describes them; the last vector of a row of C
     // is masked to its columns.
     unsafe {
@@ -64,18 +65,19 @@ unsafe fn tile_of<const ROWS: usize, const VECTORS: usize>(call: &Tile<f32>) {
         }
         let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
         let (mut a, mut b) = (call.a, call.b);
+        let stride = call.a_stride.unwrap_or(1);
         for _ in 0..call.depth {
             let mut row = [_mm512_setzero_ps(); VECTORS];
             for (v, vector) in row.iter_mut().enumerate() {
                 *vector = _mm512_loadu_ps(b.add(v * VECTOR));
             }
             for (i, sums) in sums.iter_mut().enumerate() {
-                let each = _mm512_set1_ps(*a.add(i));
+                let each = _mm512_set1_ps(*a.add(if ALONG { i * stride } else { i }));
                 for (sum, &vector) in sums.iter_mut().zip(&row) {
                     *sum = _mm512_fmadd_ps(each, vector, *sum);
                 }
             }
-            a = a.wrapping_add(ROWS);
+            a = a.wrapping_add(if ALONG { 1 } else { ROWS });
             b = b.wrapping_add(call.b_step);
         }
         let masks: [__mmask16; VECTORS] =
