@@ -1,5 +1,7 @@
 //! Convolution as matrix products over patches.
 
+use std::cell::RefCell;
+
 use super::{
     Bias, Epilogue, Matrix, MatrixMut, Product, Scratch, Threads, Write, gemm::Activation,
 };
@@ -229,8 +231,17 @@ impl Sizes {
     }
 }
 
-/// Lends memory for the patches of one group of one image.
+/// Lends memory for the patches of one group of one image, the calling thread's own: it grows to what the largest
+/// convolution asked for.
 fn with_patches<T: Real>(sizes: &Sizes, work: impl FnOnce(&mut [T])) {
-    let mut patches = vec![T::ZERO; sizes.depth * sizes.pixels];
-    work(&mut patches);
+    thread_local! {
+        static PATCHES: RefCell<Scratch> = RefCell::new(Scratch::new());
+    }
+    let lend = |scratch: &mut Scratch| {
+        work(scratch.parts(1)[0].lend(sizes.depth * sizes.pixels, 0).0);
+    };
+    PATCHES.with(|patches| match patches.try_borrow_mut() {
+        Ok(mut scratch) => lend(&mut scratch),
+        Err(_) => lend(&mut Scratch::new()),
+    });
 }
