@@ -41,6 +41,8 @@ const CRATES: &[(&str, &[&str])] = &[
             "lockstep-tensor",
         ],
     ),
+    // Our side of the step benchmark: models and engine, nothing around them.
+    ("lockstep-step-bench", &["lockstep-api", "lockstep-models", "lockstep-tensor"]),
     // The agent reads flight records and makes the group's memory.
     ("lockstep-agent", &["lockstep-api", "lockstep-client", "lockstep-service", "lockstep-shm"]),
     // `lockstep up` owns the private cluster.

@@ -66,7 +66,7 @@ pub(crate) fn probability(field: &str, p: f64) -> Result<f64, ModelError> {
 
 /// That `eps` may be added to a variance.
 pub(crate) fn epsilon(field: &str, eps: f64) -> Result<f64, ModelError> {
-    let holds = f64::MIN_POSITIVE <= eps && eps <= 1.0;
+    let holds = (f64::MIN_POSITIVE..=1.0).contains(&eps);
     if holds { Ok(eps) } else { Err(refuse(field, "more than 0 and at most 1", eps)) }
 }
 

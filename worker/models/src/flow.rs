@@ -137,14 +137,20 @@ impl<'g, G: Graph> Flow<'g, G> {
 
     /// Begins a block, whose values are computed again in backward with activation checkpointing.
     pub(crate) fn begin_block(&mut self) -> Result<(), OpError> {
+        if !self.is_checkpointing {
+            return Ok(());
+        }
         self.forget();
-        if self.is_checkpointing { self.graph.begin_segment() } else { Ok(()) }
+        self.graph.begin_segment()
     }
 
     /// Ends the block; `result` must not be a view.
     pub(crate) fn end_block(&mut self, result: G::Value) -> Result<(), OpError> {
+        if !self.is_checkpointing {
+            return Ok(());
+        }
         self.forget();
-        if self.is_checkpointing { self.graph.end_segment(result) } else { Ok(()) }
+        self.graph.end_segment(result)
     }
 
     fn remember(&mut self, from: G::Value, to: G::Value) {
@@ -152,7 +158,7 @@ impl<'g, G: Graph> Flow<'g, G> {
         self.next = (self.next + 1) % REMEMBERED;
     }
 
-    /// Values of a finished block cannot be used.
+    /// Values of a finished block cannot be used, and those from before it are worth no memory.
     fn forget(&mut self) {
         self.rounded = [None; REMEMBERED];
     }

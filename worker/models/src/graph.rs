@@ -20,7 +20,7 @@ pub(crate) trait Graph {
     /// Floats that are all 0.
     fn zeros(&mut self, shape: &[usize]) -> Result<Self::Value, OpError>;
 
-    /// f32 `[time, time]`: 0 where a row may attend to a column, -∞ where the column lies ahead of it.
+    /// f32 `[time, time]`: 0 where a row may attend to a column, -1e30 where the column lies ahead of it.
     fn causal(&mut self, time: usize) -> Result<Self::Value, OpError>;
 
     fn apply(&mut self, op: Op, inputs: &[Self::Value]) -> Result<Self::Value, OpError>;

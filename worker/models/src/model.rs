@@ -159,6 +159,10 @@ impl Model {
 
     /// What training on grains of such inputs needs, with so many moments of each parameter.
     ///
+    /// Activations are counted value by value over the operations of [`Model::forward`] and their backward. Beside them a
+    /// tape's pool holds memory that nothing fits in at the moment, and convolutions rearrange their input: up to half as
+    /// much again in small models (`tests/memory.rs`).
+    ///
     /// # Errors
     /// Inputs that the model does not read, as in [`Model::forward`]; or a tensor would be too large.
     pub fn memory_estimate(

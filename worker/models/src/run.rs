@@ -39,7 +39,7 @@ impl<T: Real> Workspace<T> {
         Self { norms, zeros: Vec::new(), causal: Vec::new(), causal_time: 0 }
     }
 
-    /// -∞ would do as well forwards; finite numbers keep what is derived from them finite.
+    /// Finite, so that what is derived from it is finite too.
     fn causal(&mut self, time: usize) -> &[T] {
         if self.causal_time != time {
             let ahead = T::from_f64(-1e30);

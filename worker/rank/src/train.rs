@@ -204,8 +204,10 @@ impl Trainer {
             );
             return Err(Failure::new(FailureCode::NonFinite, message));
         }
-        let factors =
-            StepFactors { lr_factor: learning_rate.factor(step), grad_scale: 1.0 / outcome.weight };
+        let factors = StepFactors {
+            lr_factor: learning_rate.factor(step),
+            grad_scale: 1.0 / (outcome.weight * scale),
+        };
         update
             .step(&mut engine.weights, gradients, factors, optimizer_state)
             .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;

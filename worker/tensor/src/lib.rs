@@ -38,6 +38,7 @@ mod tape;
 
 mod ops;
 
+mod compiled;
 mod layout;
 mod meta;
 mod real;

@@ -9,7 +9,7 @@ use crate::{meta::DType, special};
 
 mod sealed {
     /// The matrix product knows these two only.
-    pub trait Sealed: crate::kernel::Element {}
+    pub trait Sealed: crate::kernel::Element + crate::compiled::Compiled {}
     impl Sealed for f32 {}
     impl Sealed for f64 {}
 }

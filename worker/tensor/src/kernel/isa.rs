@@ -55,7 +55,8 @@ fn detect() -> Isa {
 /// Loops that are worth compiling once for each instruction set.
 ///
 /// `run` must be `#[inline(always)]`, and so must everything it calls in its loops: only then does the
-/// compiler see them inside a function that may use wide vectors.
+/// compiler see them inside a function that may use wide vectors. Closures handed to functions of the library, such
+/// as an array's `map`, are not always seen: loops are.
 pub(crate) trait Kernel {
     type Output;
     fn run(self) -> Self::Output;

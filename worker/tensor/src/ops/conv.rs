@@ -8,8 +8,9 @@ use super::{Call, Chain, Forward, Operation, Target};
 use crate::{
     error::OpError,
     kernel::{
-        Write,
-        conv::{self, ConvShape},
+        Bias, Epilogue, Scratch, Write,
+        conv::{self, ConvShape, With},
+        gemm::Activation,
         sum, zip,
     },
     meta::Meta,
@@ -39,15 +40,18 @@ impl Default for Conv2d {
 
 impl Conv2d {
     fn shape(&self, x: &Meta, w: &Meta) -> Option<ConvShape> {
-        let (&[batch, in_channels, height, width], &[out_channels, _, kernel_height, kernel_width]) =
-            (x.shape.as_slice(), w.shape.as_slice())
+        let (
+            &[batch, in_channels, in_height, in_width],
+            &[out_channels, _, kernel_height, kernel_width],
+        ) = (x.shape.as_slice(), w.shape.as_slice())
         else {
             return None;
         };
         Some(ConvShape {
             batch,
             in_channels,
-            in_size: [height, width],
+            in_height,
+            in_width,
             out_channels,
             kernel: [kernel_height, kernel_width],
             stride: self.stride,
@@ -66,38 +70,33 @@ impl Operation for Conv2d {
     fn infer(&self, call: &Call<'_>, out: &mut Meta) -> Result<(), OpError> {
         let dtype = call.floats()?;
         let (x, w) = (call.inputs[0], call.inputs[1]);
-        let positive = |pair: [usize; 2]| pair.iter().all(|&length| 0 < length);
-        call.require(positive(self.stride), "strides must be 1 or more")?;
-        call.require(positive(self.dilation), "dilations must be 1 or more")?;
-        call.require(0 < self.groups, "there must be one group or more")?;
         let Some(shape) = self.shape(x, w) else {
             return Err(call.refuse("x must be [n, c, h, w] and w [o, c / groups, kh, kw]"));
         };
-        let fits = shape.in_channels.is_multiple_of(self.groups)
-            && shape.in_channels / self.groups == w.shape[1];
-        call.require(fits, "the channels of x must be groups times the second axis of w")?;
+        if let Some(fault) = shape.fault() {
+            return Err(call.refuse(fault));
+        }
         call.require(
-            shape.out_channels.is_multiple_of(self.groups),
-            "the first axis of w must be a multiple of groups",
+            shape.in_channels / self.groups == w.shape[1],
+            "the channels of x must be groups times the second axis of w",
         )?;
         if let Some(b) = call.inputs.get(2) {
             call.require(b.shape == [shape.out_channels], "b must be as long as w's first axis")?;
         }
-        let Some([height, width]) = shape.out_size() else {
-            return Err(
-                call.refuse("the window must have an element and fit into the padded input")
-            );
-        };
-        out.set(dtype, &[shape.batch, shape.out_channels, height, width]);
+        out.set(dtype, &[shape.batch, shape.out_channels, shape.out_height(), shape.out_width()]);
         Ok(())
     }
 
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
         let [x, w] = [&cx.inputs[0], &cx.inputs[1]];
         if let Some(shape) = self.shape(x.meta, w.meta) {
-            let bias = cx.inputs.get(2).map(|b| b.floats);
-            let from = (x.floats, w.floats, bias);
-            conv::forward(&shape, from, self.relu, cx.out.floats, cx.threads);
+            let bias = cx.inputs.get(2).map_or(Bias::None, |b| Bias::PerRow(b.floats));
+            let activation = if self.relu { Activation::Relu } else { Activation::Identity };
+            let epilogue = Epilogue { bias, activation };
+            Scratch::with_local(|scratch| {
+                let with = With::new(cx.threads, scratch);
+                conv::forward(&shape, x.floats, w.floats, cx.out.floats, epilogue, with);
+            });
         }
         Ok(())
     }
@@ -118,8 +117,14 @@ impl Operation for Conv2d {
         let Some(shape) = self.shape(x.meta, w.meta) else { return };
         let g = if self.relu { chain.prepared } else { chain.grad };
         match which {
-            0 => conv::gradient_of_input(&shape, (g, w.floats), to.mode, to.dst, chain.threads),
-            1 => conv::gradient_of_weight(&shape, (x.floats, g), to.mode, to.dst, chain.threads),
+            0 => Scratch::with_local(|scratch| {
+                let with = With::new(chain.threads, scratch);
+                conv::gradient_of_input(&shape, g, w.floats, to.dst, to.mode, with);
+            }),
+            1 => Scratch::with_local(|scratch| {
+                let with = With::new(chain.threads, scratch);
+                conv::gradient_of_weight(&shape, x.floats, g, to.dst, to.mode, with);
+            }),
             _ => {
                 let pixels = g.len() / (shape.batch * shape.out_channels).max(1);
                 let channels = shape.out_channels;

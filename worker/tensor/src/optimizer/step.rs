@@ -55,6 +55,16 @@ impl UpdatePlan {
         factors: StepFactors,
         state: &mut OptimizerState<T>,
     ) -> Result<StepReport, StepError> {
+        T::update(self, weights, grads, factors, state)
+    }
+
+    pub(crate) fn update<T: Real>(
+        &self,
+        weights: &mut [T],
+        grads: &[T],
+        factors: StepFactors,
+        state: &mut OptimizerState<T>,
+    ) -> Result<StepReport, StepError> {
         if weights.len() != self.len {
             return Err(StepError::Weights { given: weights.len(), expected: self.len });
         }

@@ -201,7 +201,9 @@ impl<T: Real> Tape<T> {
         for which in (0..self.nodes[place].input_count).rev() {
             let input = self.nodes[place].inputs[which] as usize;
             self.contribute(input, sink, |tape, grads, to| {
-                tape.with_chain(place, grads, weights, |op, chain| op.gradient(which, chain, to));
+                tape.with_chain(place, grads, weights, |op, chain| {
+                    T::gradient(op, which, chain, to);
+                });
             })?;
         }
         let prepared = std::mem::take(&mut self.grads.prepared);
@@ -218,7 +220,7 @@ impl<T: Real> Tape<T> {
         if 0 < len {
             let mut prepared = self.pool.take(len, T::ZERO);
             self.with_chain(place, &self.grads, weights, |op, chain| {
-                op.prepare(chain, &mut prepared);
+                T::prepare(op, chain, &mut prepared);
             });
             self.grads.prepared = prepared;
         }

@@ -226,12 +226,13 @@ impl<T: Real> Tape<T> {
             node.ints = self.ints.take(len, 0);
         }
         let operands = operands(before, &self.layout, places, weights);
-        op.forward(Forward {
+        let cx = Forward {
             inputs: &operands[..node.input_count],
             out: Destination { floats: &mut node.floats, ints: &mut node.ints },
             saved: &mut node.saved,
             threads: &self.threads,
-        })
+        };
+        T::forward(op, cx)
     }
 
     /// Gives a node's floats back to the pool.

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use safetensors::{Dtype, SafeTensors};
 
 /// A recording: floats with their shapes, as f64; integers likewise.
-pub struct Recording {
-    pub floats: HashMap<String, (Vec<usize>, Vec<f64>)>,
-    pub ints: HashMap<String, (Vec<usize>, Vec<i64>)>,
+pub(crate) struct Recording {
+    pub(crate) floats: HashMap<String, (Vec<usize>, Vec<f64>)>,
+    pub(crate) ints: HashMap<String, (Vec<usize>, Vec<i64>)>,
 }
 
 impl Recording {
-    pub fn read(bytes: &[u8]) -> Self {
+    pub(crate) fn read(bytes: &[u8]) -> Self {
         let file = SafeTensors::deserialize(bytes).unwrap();
         let mut recording = Self { floats: HashMap::new(), ints: HashMap::new() };
         for (name, view) in file.tensors() {
@@ -30,11 +30,11 @@ impl Recording {
         recording
     }
 
-    pub fn shape(&self, name: &str) -> &[usize] {
+    pub(crate) fn shape(&self, name: &str) -> &[usize] {
         &self.floats.get(name).unwrap_or_else(|| panic!("no {name}")).0
     }
 
-    pub fn values(&self, name: &str) -> &[f64] {
+    pub(crate) fn values(&self, name: &str) -> &[f64] {
         &self.floats.get(name).unwrap_or_else(|| panic!("no {name}")).1
     }
 }

@@ -3,8 +3,6 @@ use serde_json::json;
 use super::{MLP, SGD, errors, job, written};
 use crate::{OPTIMIZERS, SCHEDULES, TrainSpec};
 
-const ADAMW: &str = "optimizer = { name = \"adamw\", lr = 1e-3 }";
-
 fn train(text: &str) -> TrainSpec {
     let job = job(MLP, text, "").unwrap();
     assert_eq!(job.check(), vec![]);

@@ -6,12 +6,14 @@
 //! "BLIS" (2015). The loops below are theirs from the outside in.
 #![expect(unsafe_code, reason = "threads write disjoint parts of one result by pointer")]
 
-use std::{marker::PhantomData, ops::Range, slice};
+use std::ops::Range;
 
 use super::{
-    Epilogue, MatrixMut,
+    Epilogue,
     element::{Kernels, Tile},
+    out::Out,
     pack::PackSource,
+    plan::{Blocks, Order, chunks, shares},
     scratch::{Part, Scratch},
 };
 use crate::{
@@ -19,71 +21,10 @@ use crate::{
     real::Real,
 };
 
-/// The longest run of the summed axis that is added up in registers: results depend on it.
-const MAX_DEPTH: usize = 512;
-/// Elements of A that are packed at a time: half of a second-level cache of 1 MiB holds them.
-const A_BLOCK: usize = 96 * 1024;
-/// Elements of B that are packed at a time, where they are read more than once: for the third level.
-const B_BLOCK: usize = 512 * 1024;
-/// B of no more elements than this stays in the nearest caches: then C is written row by row.
-const NEAR_B: usize = 16 * 1024;
-/// With no more row panels than this B is read where it lies, if it can be.
-const DIRECT_PANELS: usize = 2;
 /// Multiply-adds below which a second thread costs more than it brings.
 const MIN_SHARE: usize = 64 * 64 * 64;
-
-/// A result that several threads write to, each its own part.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Out<'a, T> {
-    data: *mut T,
-    row_stride: usize,
-    rows: usize,
-    columns: usize,
-    borrow: PhantomData<&'a mut T>,
-}
-
-// SAFETY: it is a mutable borrow whose parts go to different threads; floats may be sent.
-unsafe impl<T: Send> Send for Out<'_, T> {}
-// SAFETY: as above: sharing it is how the threads get their parts.
-unsafe impl<T: Send> Sync for Out<'_, T> {}
-
-impl<'a, T: Real> Out<'a, T> {
-    pub(crate) fn new(dst: MatrixMut<'a, T>) -> Self {
-        Self {
-            data: dst.data.as_mut_ptr(),
-            row_stride: dst.row_stride,
-            rows: dst.rows,
-            columns: dst.columns,
-            borrow: PhantomData,
-        }
-    }
-
-    /// A piece of a row.
-    ///
-    /// # Safety
-    /// Nobody else holds a reference to any of it.
-    pub(super) unsafe fn piece(&self, row: usize, columns: Range<usize>) -> &'a mut [T] {
-        assert!(row < self.rows && columns.end <= self.columns);
-        // SAFETY: in bounds by the assert and by the checks of `MatrixMut`; not shared, as the caller vouches.
-        unsafe {
-            slice::from_raw_parts_mut(
-                self.data.add(row * self.row_stride + columns.start),
-                columns.len(),
-            )
-        }
-    }
-
-    /// Where an element lies.
-    pub(super) fn at(&self, row: usize, column: usize) -> *mut T {
-        assert!(row < self.rows && column < self.columns);
-        // SAFETY: in bounds by the assert and by the checks of `MatrixMut`.
-        unsafe { self.data.add(row * self.row_stride + column) }
-    }
-
-    pub(super) fn row_stride(&self) -> usize {
-        self.row_stride
-    }
-}
+/// Elements of the largest tile of any kernel.
+const TILE: usize = 14 * 32;
 
 /// A blocked product to be made.
 #[derive(Debug)]
@@ -103,7 +44,7 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Task<'_, T, A, B> {
     /// Makes the product with as many threads as it is worth; they share rows or columns, never a sum.
     pub(crate) fn run(&self, out: Out<'_, T>, threads: &Threads, scratch: &mut Scratch) {
         let [m, n, k] = self.shape;
-        assert!(out.rows == m && out.columns == n);
+        assert!(out.shape() == [m, n], "{m} x {n} product in {:?}", out.shape());
         if m == 0 || n == 0 {
             return;
         }
@@ -142,91 +83,6 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Task<'_, T, A, B> {
     }
 }
 
-/// How a share of a product is cut into blocks.
-struct Blocks {
-    rows: Range<usize>,
-    columns: Range<usize>,
-    depth: usize,
-    /// How many blocks the summed axis has, and their length (the last may be shorter).
-    depths: usize,
-    depth_len: usize,
-    /// The height of a row panel.
-    height: usize,
-    width: usize,
-    rows_per_block: usize,
-    columns_per_block: usize,
-    order: Order,
-}
-
-/// In which order the tiles of a block are made. It changes no bit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
-    /// B is small: it is packed whole and stays near, and C is written row by row.
-    RowByRow,
-    /// A fits into one block: each panel of B is used up before the next is packed.
-    PanelByPanel,
-    /// A block of B is packed once and used by every block of A.
-    BlockByBlock,
-}
-
-impl Blocks {
-    fn new<T>(
-        kernels: &Kernels<T>,
-        rows: Range<usize>,
-        columns: Range<usize>,
-        depth: usize,
-    ) -> Self {
-        let depths = depth.div_ceil(MAX_DEPTH).max(1);
-        let depth_len = depth.div_ceil(depths);
-        let height = rows.len().div_ceil(rows.len().div_ceil(kernels.rows).max(1));
-        let width = kernels.columns;
-        let per_block = |block: usize, lanes: usize, all: usize| {
-            let most = (block / depth_len.max(1)).max(lanes);
-            all.div_ceil(all.div_ceil(most).max(1)).next_multiple_of(lanes)
-        };
-        let rows_per_block = per_block(A_BLOCK, height, rows.len());
-        let order = if columns.len() * depth_len <= NEAR_B {
-            Order::RowByRow
-        } else if rows.len() <= rows_per_block {
-            Order::PanelByPanel
-        } else {
-            Order::BlockByBlock
-        };
-        let columns_per_block = match order {
-            Order::BlockByBlock => per_block(B_BLOCK, width, columns.len()),
-            Order::RowByRow | Order::PanelByPanel => columns.len().next_multiple_of(width),
-        };
-        Self {
-            rows,
-            columns,
-            depth,
-            depths,
-            depth_len,
-            height,
-            width,
-            rows_per_block,
-            columns_per_block,
-            order,
-        }
-    }
-
-    fn a_len(&self) -> usize {
-        self.rows_per_block * self.depth_len
-    }
-
-    fn b_len(&self) -> usize {
-        match self.order {
-            Order::PanelByPanel => self.width * self.depth_len,
-            Order::RowByRow | Order::BlockByBlock => self.columns_per_block * self.depth_len,
-        }
-    }
-
-    fn depth(&self, index: usize) -> Range<usize> {
-        let start = index * self.depth_len;
-        start..(start + self.depth_len).min(self.depth)
-    }
-}
-
 struct Share<'a, T: 'static, A, B> {
     task: &'a Task<'a, T, A, B>,
     kernels: Kernels<T>,
@@ -241,6 +97,7 @@ struct Share<'a, T: 'static, A, B> {
 struct PanelB<T> {
     data: *const T,
     step: usize,
+    is_direct: bool,
 }
 
 impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
@@ -267,9 +124,20 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
             }
             return;
         }
+        let end = columns.end;
+        let tiles = rows.len().div_ceil(self.blocks.height);
         for (j, panel) in chunks(columns, self.blocks.width).enumerate() {
             let b = self.panel_b(j, depth.clone(), panel.clone(), is_first);
+            let next = panel.end..(panel.end + self.blocks.width).min(end);
+            let mut ahead = chunks(depth.clone(), depth.len().div_ceil(tiles));
             for (i, tile_rows) in chunks(rows.clone(), self.blocks.height).enumerate() {
+                if is_first
+                    && !b.is_direct
+                    && !next.is_empty()
+                    && let Some(depth) = ahead.next()
+                {
+                    self.task.b.prefetch(depth, next.clone());
+                }
                 self.tile(i, tile_rows, panel.clone(), b, index);
             }
         }
@@ -283,13 +151,13 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
         is_first: bool,
     ) -> PanelB<T> {
         let is_single = self.blocks.order == Order::PanelByPanel;
-        let is_short = self.blocks.rows.len() <= DIRECT_PANELS * self.blocks.height;
-        if is_single
-            && is_short
+        if self.blocks.is_short
             && panel.len() == self.blocks.width
             && let Some((data, step)) = self.task.b.direct(depth.clone(), panel.clone())
         {
-            return PanelB { data: data.as_ptr(), step };
+            let reach = depth.len().saturating_sub(1) * step + self.blocks.width;
+            assert!(reach <= data.len(), "panel of {} elements", data.len());
+            return PanelB { data: data.as_ptr(), step, is_direct: true };
         }
         let j = if is_single { 0 } else { j };
         let len = depth.len();
@@ -307,7 +175,11 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
 
     fn packed_b(&self, j: usize, depth: usize) -> PanelB<T> {
         let len = self.blocks.width * depth;
-        PanelB { data: self.b_panels[j * len..][..len].as_ptr(), step: self.blocks.width }
+        PanelB {
+            data: self.b_panels[j * len..][..len].as_ptr(),
+            step: self.blocks.width,
+            is_direct: false,
+        }
     }
 
     /// The tile of row panel `i` of the block and a panel of B.
@@ -319,69 +191,52 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
         b: PanelB<T>,
         index: usize,
     ) {
-        let depth = self.blocks.depth(index).len();
-        let a = &self.a_panels[i * self.blocks.height * depth..][..rows.len() * depth];
-        let tile = Tile {
-            depth,
-            a: a.as_ptr(),
+        let is_last = index + 1 == self.blocks.depths;
+        let mode = if index == 0 { self.task.mode } else { Write::Add };
+        let mut call = Tile {
+            depth: self.blocks.depth(index).len(),
+            a: self.packed_a(i, rows.len(), index),
             b: b.data,
             b_step: b.step,
             c: self.out.at(rows.start, columns.start),
             c_step: self.out.row_stride(),
             rows: rows.len(),
             columns: columns.len(),
-            mode: if index == 0 { self.task.mode } else { Write::Add },
+            mode,
         };
-        // SAFETY: `a` is a packed panel of `rows` · `depth` elements; `b` is a packed panel of the kernel's
-        // width, or a checked part of the source of full width; rows and columns lie in this share of the
-        // result, which is this thread's alone (`run_share`); they are no more than the kernel's.
-        unsafe { (self.kernels.tile)(&tile) };
-        if index + 1 == self.blocks.depths && !self.task.epilogue.is_none() {
-            let pieces = rows.map(|row| {
-                // SAFETY: this thread's share; each row is lent once, and the kernel is done.
-                let piece = unsafe { self.out.piece(row, columns.clone()) };
-                (row, columns.start, piece)
-            });
+        if self.out.is_run(columns.clone()) {
+            // SAFETY: `a` is a packed panel; `b` is a packed panel of the kernel's width, or a checked part of
+            // the source of full width; rows and columns lie in this share of the result, each row in one
+            // run, and it is this thread's alone (`run_share`); they are no more than the kernel's.
+            unsafe { (self.kernels.tile)(&call) };
+            if is_last {
+                // SAFETY: this thread's share, and the kernel is done.
+                let pieces = unsafe { self.out.pieces(rows, columns) };
+                self.task.epilogue.finish(self.task.isa, pieces);
+            }
+            return;
+        }
+        let mut buffer = [T::ZERO; TILE];
+        let buffer = &mut buffer[..rows.len() * columns.len()];
+        call.c = buffer.as_mut_ptr();
+        call.c_step = columns.len();
+        if mode == Write::Add {
+            // SAFETY: this thread's share.
+            unsafe { self.out.load(rows.clone(), columns.clone(), buffer) };
+        }
+        // SAFETY: as above, but for the result, which is the buffer.
+        unsafe { (self.kernels.tile)(&call) };
+        if is_last {
+            let pieces = buffer.chunks_exact_mut(columns.len()).zip(rows.clone());
+            let pieces = pieces.map(|(piece, row)| (row, columns.start, piece));
             self.task.epilogue.finish(self.task.isa, pieces);
         }
-    }
-}
-
-/// `range` in pieces of `len`, the last as long as what is left.
-pub(super) fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
-    let end = range.end;
-    range.step_by(len.max(1)).map(move |start| start..(start + len).min(end))
-}
-
-/// A grid of shares of a result.
-struct Shares {
-    m: usize,
-    n: usize,
-    rows: usize,
-    columns: usize,
-}
-
-/// As many shares as there are threads, of whole tiles, along the side that has more of them.
-fn shares<T>(kernels: &Kernels<T>, m: usize, n: usize, count: usize) -> Shares {
-    let (row_tiles, column_tiles) = (m.div_ceil(kernels.rows), n.div_ceil(kernels.columns));
-    let each = |all: usize, tiles: usize, unit: usize| {
-        if tiles < count { all } else { all.div_ceil(count).next_multiple_of(unit).min(all) }
-    };
-    if row_tiles <= column_tiles {
-        Shares { m, n, rows: m, columns: each(n, column_tiles, kernels.columns) }
-    } else {
-        Shares { m, n, rows: each(m, row_tiles, kernels.rows), columns: n }
-    }
-}
-
-impl Shares {
-    fn count(&self) -> usize {
-        self.m.div_ceil(self.rows) * self.n.div_ceil(self.columns)
+        // SAFETY: this thread's share.
+        unsafe { self.out.store(rows, columns, buffer) };
     }
 
-    fn get(&self, index: usize) -> (Range<usize>, Range<usize>) {
-        let across = self.n.div_ceil(self.columns);
-        let (row, column) = (index / across * self.rows, index % across * self.columns);
-        (row..(row + self.rows).min(self.m), column..(column + self.columns).min(self.n))
+    fn packed_a(&self, i: usize, rows: usize, index: usize) -> *const T {
+        let depth = self.blocks.depth(index).len();
+        self.a_panels[i * self.blocks.height * depth..][..rows * depth].as_ptr()
     }
 }

@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use super::{
     Matrix, MatrixMut, Product,
-    blocked::{Out, chunks},
-    element::{Dots, LANES},
-    pack::{PackSource as _, Strided},
+    element::{Dots, Kernels, LANES},
+    out::Out,
+    plan::chunks,
     scratch::Scratch,
 };
 use crate::{kernel::threads::Threads, real::Real};
@@ -59,30 +59,49 @@ pub(super) fn run<T: Real>(
         Side::Rows => (product.a, product.b.transposed()),
         Side::Columns => (product.b.transposed(), product.a),
     };
-    let depth = long.columns;
+    let kernels = T::kernels(product.isa.runnable());
     let [part] = scratch.parts(1) else { return };
-    let is_ready = short.column_stride == 1;
-    let (copy, _) = part.lend::<T>(if is_ready { 0 } else { short.rows * depth }, 0);
-    let short = if is_ready {
-        short
-    } else {
-        // As one panel whose lanes are the summed axis: each vector becomes a row.
-        Strided::new(short).pack(product.isa, copy, depth, 0..short.rows, 0..depth);
-        Matrix::new(&*copy, short.rows, depth)
-    };
-    let worth = (short.rows * long.rows).saturating_mul(depth) / MIN_SHARE + 1;
+    let (packed, _) = part.lend(short.rows * long.columns.next_multiple_of(LANES), 0);
+    let per_call = kernels.dots_for(short.rows);
+    for shorts in chunks(0..short.rows, per_call[0]) {
+        pack(&mut *packed, &short, shorts);
+    }
+    let worth = (short.rows * long.rows).saturating_mul(long.columns) / MIN_SHARE + 1;
     let per_share = long.rows.div_ceil(threads.count().min(worth)).next_multiple_of(LANES);
-    let task = Streamed { product, side, short, long, out };
+    let shorts = short.rows;
+    let task = Streamed { product, kernels, side, packed, shorts, per_call, long, out };
     threads.for_each(long.rows.div_ceil(per_share), |index| {
         let start = index * per_share;
         task.share(start..(start + per_share).min(long.rows));
     });
 }
 
-struct Streamed<'a, T> {
+/// Some of the short vectors, in the order in which the kernel reads them, zeros after the end.
+fn pack<T: Real>(packed: &mut [T], short: &Matrix<'_, T>, range: Range<usize>) {
+    let padded = short.columns.next_multiple_of(LANES);
+    let packed = &mut packed[range.start * padded..range.end * padded];
+    for (block, rows) in packed.chunks_exact_mut(range.len() * LANES).enumerate() {
+        let depth = block * LANES..((block + 1) * LANES).min(short.columns);
+        for (i, row) in rows.chunks_exact_mut(LANES).enumerate() {
+            let from = &short.data[(range.start + i) * short.row_stride..];
+            let (row, rest) = row.split_at_mut(depth.len());
+            for (value, k) in row.iter_mut().zip(depth.clone()) {
+                *value = from[k * short.column_stride];
+            }
+            rest.fill(T::ZERO);
+        }
+    }
+}
+
+struct Streamed<'a, T: 'static> {
     product: &'a Product<'a, T>,
+    kernels: Kernels<T>,
     side: Side,
-    short: Matrix<'a, T>,
+    /// The short vectors, as many at a time as a call takes.
+    packed: &'a [T],
+    shorts: usize,
+    /// Short and long vectors of a call.
+    per_call: [usize; 2],
     long: Matrix<'a, T>,
     out: Out<'a, T>,
 }
@@ -90,25 +109,21 @@ struct Streamed<'a, T> {
 impl<T: Real> Streamed<'_, T> {
     /// Some of the long vectors against all of the short ones. Shares are disjoint.
     fn share(&self, range: Range<usize>) {
-        let kernels = T::kernels(self.product.isa.runnable());
-        let [most_short, most_long] = kernels.dots_of;
-        let shorts = self.short.rows;
-        let per_call = shorts.div_ceil(shorts.div_ceil(most_short));
         let strides = match self.side {
             Side::Rows => [self.out.row_stride(), 1],
             Side::Columns => [1, self.out.row_stride()],
         };
         let depth = self.long.columns;
-        for longs in chunks(range.clone(), most_long) {
-            for shorts in chunks(0..shorts, per_call) {
+        let padded = depth.next_multiple_of(LANES);
+        for longs in chunks(range.clone(), self.per_call[1]) {
+            for shorts in chunks(0..self.shorts, self.per_call[0]) {
                 let to = match self.side {
                     Side::Rows => self.out.at(shorts.start, longs.start),
                     Side::Columns => self.out.at(longs.start, shorts.start),
                 };
                 let call = Dots {
                     depth,
-                    short: rows(&self.short, &shorts),
-                    short_stride: self.short.row_stride,
+                    short: self.packed[shorts.start * padded..shorts.end * padded].as_ptr(),
                     long: rows(&self.long, &longs),
                     long_stride: self.long.row_stride,
                     counts: [shorts.len(), longs.len()],
@@ -116,25 +131,23 @@ impl<T: Real> Streamed<'_, T> {
                     strides,
                     mode: self.product.mode,
                 };
-                // SAFETY: `rows` checked that both operands hold these vectors; the result has the
-                // product's shape, checked by `Product::run`; its part for `range` is this call's alone.
-                unsafe { (kernels.dots)(&call) };
+                // SAFETY: `packed` holds these vectors padded, `rows` checked that the long ones are there;
+                // the result has the product's shape, checked by `Product::run`; its part for `range` is
+                // this call's alone; counts are no more than the kernel's.
+                unsafe { (self.kernels.dots)(&call) };
             }
         }
         self.finish(range);
     }
 
     fn finish(&self, longs: Range<usize>) {
-        let shorts = 0..self.short.rows;
+        let shorts = 0..self.shorts;
         let (rows, columns) = match self.side {
             Side::Rows => (shorts, longs),
             Side::Columns => (longs, shorts),
         };
-        let pieces = rows.map(|row| {
-            // SAFETY: this share's alone; each row is lent once, and the kernels are done.
-            let piece = unsafe { self.out.piece(row, columns.clone()) };
-            (row, columns.start, piece)
-        });
+        // SAFETY: this share's alone, and the kernels are done.
+        let pieces = unsafe { self.out.pieces(rows, columns) };
         self.product.epilogue.finish(self.product.isa, pieces);
     }
 }

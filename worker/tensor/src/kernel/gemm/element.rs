@@ -1,6 +1,7 @@
 //! The innermost loops for each kind of float and instruction set.
 #![expect(unsafe_code, reason = "tiles are read and written by pointer; the loops around check")]
 
+use super::gather::{self, Gather};
 use crate::kernel::{
     Write,
     isa::{Isa, Kernel, vectorized_on},
@@ -17,14 +18,15 @@ pub trait Element: Copy + Send + Sync + 'static {
 #[derive(Debug, Clone, Copy)]
 pub struct Kernels<T: 'static> {
     /// The most rows of a tile.
-    pub(super) rows: usize,
+    pub(crate) rows: usize,
     /// The columns of a tile: what the panels of B are wide.
-    pub(super) columns: usize,
-    pub(super) tile: unsafe fn(&Tile<T>),
-    pub(super) transpose: unsafe fn(&Transpose<T>),
-    /// The most short and the most long vectors of a [`Dots`].
-    pub(super) dots_of: [usize; 2],
-    pub(super) dots: unsafe fn(&Dots<T>),
+    pub(crate) columns: usize,
+    pub(crate) tile: unsafe fn(&Tile<T>),
+    pub(crate) transpose: unsafe fn(&Transpose<T>),
+    /// The most short and the most long vectors of a [`Dots`]: two shapes to choose from.
+    pub(crate) dots_of: [[usize; 2]; 2],
+    pub(crate) dots: unsafe fn(&Dots<T>),
+    pub(crate) gather: unsafe fn(&Gather<'_, T>),
 }
 
 /// One tile of C: the sum over `depth` of a column of A times a row of B.
@@ -34,20 +36,20 @@ pub struct Kernels<T: 'static> {
 /// the step is not 0 or `depth` is 1, up to the kernel's width) elements at each of `depth` steps, `c` may
 /// be read and written at `rows` steps of `columns` elements, and by nobody else meanwhile.
 #[derive(Debug)]
-pub(super) struct Tile<T> {
-    pub(super) depth: usize,
+pub(crate) struct Tile<T> {
+    pub(crate) depth: usize,
     /// Element (i, k) at `k * rows + i`.
-    pub(super) a: *const T,
+    pub(crate) a: *const T,
     /// Element (k, j) at `k * b_step + j`, for all j below the kernel's width.
-    pub(super) b: *const T,
-    pub(super) b_step: usize,
-    pub(super) c: *mut T,
-    pub(super) c_step: usize,
+    pub(crate) b: *const T,
+    pub(crate) b_step: usize,
+    pub(crate) c: *mut T,
+    pub(crate) c_step: usize,
     /// 1 to the kernel's height.
-    pub(super) rows: usize,
+    pub(crate) rows: usize,
     /// 1 to the kernel's width.
-    pub(super) columns: usize,
-    pub(super) mode: Write,
+    pub(crate) columns: usize,
+    pub(crate) mode: Write,
 }
 
 /// Copies `lanes` vectors of `depth` elements so that element k of lane l is at `k * width + l`.
@@ -56,35 +58,48 @@ pub(super) struct Tile<T> {
 /// For whoever calls a kernel with it: `from` holds `depth` elements at each of `lanes` strides,
 /// `to` has room for `depth * width`, and lanes are no more than `width`.
 #[derive(Debug)]
-pub(super) struct Transpose<T> {
-    pub(super) from: *const T,
-    pub(super) lane_stride: usize,
-    pub(super) lanes: usize,
-    pub(super) depth: usize,
-    pub(super) to: *mut T,
-    pub(super) width: usize,
+pub(crate) struct Transpose<T> {
+    pub(crate) from: *const T,
+    pub(crate) lane_stride: usize,
+    pub(crate) lanes: usize,
+    pub(crate) depth: usize,
+    pub(crate) to: *mut T,
+    pub(crate) width: usize,
 }
 
 /// Products of each of a few short-lived vectors with each of a few streamed ones.
 ///
 /// # Safety
-/// For whoever calls a kernel with it: `short` and `long` hold `depth` elements at each of their
-/// strides, and `to` may be written at every (i·strides\[0\] + j·strides\[1\]).
+/// For whoever calls a kernel with it: `short` holds `counts[0]` times `depth` elements, rounded up to
+/// [`LANES`], `long` holds `depth` elements at each of `counts[1]` strides, and `to` may be read and
+/// written at every (i·strides\[0\] + j·strides\[1\]).
 #[derive(Debug)]
-pub(super) struct Dots<T> {
-    pub(super) depth: usize,
-    pub(super) short: *const T,
-    pub(super) short_stride: usize,
-    pub(super) long: *const T,
-    pub(super) long_stride: usize,
-    pub(super) counts: [usize; 2],
-    pub(super) to: *mut T,
-    pub(super) strides: [usize; 2],
-    pub(super) mode: Write,
+pub(crate) struct Dots<T> {
+    pub(crate) depth: usize,
+    /// Element (i, k) at `((k / LANES) * counts[0] + i) * LANES + k % LANES`: vectors that lie whole rows
+    /// apart would drive each other out of the nearest cache.
+    pub(crate) short: *const T,
+    pub(crate) long: *const T,
+    pub(crate) long_stride: usize,
+    pub(crate) counts: [usize; 2],
+    pub(crate) to: *mut T,
+    pub(crate) strides: [usize; 2],
+    pub(crate) mode: Write,
+}
+
+impl<T> Kernels<T> {
+    /// How many short and long vectors are multiplied at a time where there are so many short ones: in
+    /// as few calls as possible, the short ones in equal parts.
+    pub(crate) fn dots_for(&self, shorts: usize) -> [usize; 2] {
+        let calls = |[most, longs]: [usize; 2]| (shorts.div_ceil(most), usize::MAX - longs);
+        let [first, second] = self.dots_of;
+        let [most, longs] = if calls(first) < calls(second) { first } else { second };
+        [shorts.div_ceil(shorts.div_ceil(most)), longs]
+    }
 }
 
 /// Partial sums of a scalar product, whatever the vectors' width.
-pub(super) const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 impl Element for f32 {
     fn kernels(isa: Isa) -> Kernels<Self> {
@@ -117,8 +132,9 @@ fn portable<T: Plain, const ROWS: usize, const COLUMNS: usize>() -> Kernels<T> {
         columns: COLUMNS,
         tile: tile::<T, ROWS, COLUMNS>,
         transpose,
-        dots_of: [4, 1],
+        dots_of: [[4, 1]; 2],
         dots,
+        gather: gather::portable,
     }
 }
 
@@ -206,7 +222,7 @@ impl<T: Plain> Kernel for Run<'_, Dots<T>> {
                         // SAFETY: `k + lane` is below the depth, the vectors are `depth` long.
                         let (a, b) = unsafe {
                             (
-                                *call.short.add(i * call.short_stride + k + lane),
+                                *call.short.add(k * call.counts[0] + i * LANES + lane),
                                 *call.long.add(j * call.long_stride + k + lane),
                             )
                         };

@@ -89,7 +89,7 @@ impl<T: Real> Epilogue<'_, T> {
     }
 
     /// Finishes pieces of rows: `pieces` gives (row, first column, elements).
-    pub(super) fn finish<'p>(
+    pub(crate) fn finish<'p>(
         &self,
         isa: Isa,
         pieces: impl Iterator<Item = (usize, usize, &'p mut [T])>,

@@ -15,10 +15,13 @@
 
 pub(crate) mod blocked;
 mod dot;
-mod element;
+pub(crate) mod element;
 mod epilogue;
+pub(crate) mod gather;
+pub(crate) mod out;
 pub(crate) mod pack;
-mod scratch;
+pub(crate) mod plan;
+pub(crate) mod scratch;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -29,7 +32,7 @@ mod tests;
 
 pub(crate) use element::Element;
 pub(crate) use epilogue::{Activation, Bias, Epilogue};
-pub(crate) use scratch::Scratch;
+pub(crate) use scratch::{Part, Scratch};
 
 use super::{
     Write,
@@ -88,6 +91,11 @@ impl<'a, T: Real> Matrix<'a, T> {
     /// How many columns.
     pub(crate) fn columns(&self) -> usize {
         self.columns
+    }
+
+    /// Rows and columns.
+    pub(crate) fn shape(&self) -> [usize; 2] {
+        [self.rows, self.columns]
     }
 
     /// The transpose; no data move.
@@ -239,6 +247,6 @@ impl<'a, T: Real> Product<'a, T> {
             mode: self.mode,
             epilogue: self.epilogue,
         };
-        task.run(blocked::Out::new(dst), threads, scratch);
+        task.run(out::Out::new(dst), threads, scratch);
     }
 }

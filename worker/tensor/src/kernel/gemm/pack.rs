@@ -9,8 +9,8 @@ use crate::{kernel::isa::Isa, real::Real};
 /// An operand as the blocked product reads it: `depth` along the summed axis, lanes along the other. A is seen as
 /// its transpose, so that both operands look the same.
 pub(crate) trait PackSource<T>: Sync {
-    /// Writes element (k, l) of the ranges to `panel[k * width + l]`, counted from the ranges' beginnings, and zeros
-    /// for lanes from the end of the range up to `width`.
+    /// Writes element (k, l) of the ranges to `panel[k * width + l]`, counted from the ranges' beginnings. What is
+    /// in lanes from the end of the range up to `width` reaches no result.
     ///
     /// `panel` has `depth.len() * width` elements, `lanes` are no more than `width`.
     fn pack(
@@ -21,6 +21,9 @@ pub(crate) trait PackSource<T>: Sync {
         depth: Range<usize>,
         lanes: Range<usize>,
     );
+
+    /// Asks for the memory of what will be packed soon.
+    fn prefetch(&self, _depth: Range<usize>, _lanes: Range<usize>) {}
 
     /// The same without a copy, if all of it lies in memory so that lanes are neighbours: the elements from the
     /// first on and the step along the depth.
@@ -55,16 +58,12 @@ impl<T: Real> PackSource<T> for Strided<'_, T> {
         debug_assert!(depth.end <= self.0.rows && lanes.end <= self.0.columns);
         let panel = &mut panel[..depth.len() * width];
         if depth.is_empty() || lanes.is_empty() {
-            panel.fill(T::ZERO);
             return;
         }
         let (k_stride, l_stride) = (self.0.row_stride, self.0.column_stride);
-        if lanes.len() < width && l_stride != 1 {
-            panel.fill(T::ZERO);
-        }
         let from = self.from(depth.start, lanes.start);
         if l_stride == 1 {
-            pack_rows(panel, width, from, k_stride, lanes.len());
+            copy_rows_of(panel, width, 0, from, k_stride, lanes.len());
         } else if k_stride == 1 {
             let reach = (lanes.len() - 1) * l_stride + depth.len();
             let call = Transpose {
@@ -87,6 +86,20 @@ impl<T: Real> PackSource<T> for Strided<'_, T> {
         }
     }
 
+    fn prefetch(&self, depth: Range<usize>, lanes: Range<usize>) {
+        let (outer, inner) =
+            if self.0.column_stride == 1 { (depth, lanes) } else { (lanes, depth) };
+        let (stride, step) = (
+            self.0.row_stride.max(self.0.column_stride),
+            self.0.row_stride.min(self.0.column_stride),
+        );
+        for i in outer {
+            for j in inner.clone().step_by(64 / size_of::<T>()) {
+                prefetch(self.0.data.as_ptr().wrapping_add(i * stride + j * step));
+            }
+        }
+    }
+
     fn direct(&self, depth: Range<usize>, lanes: Range<usize>) -> Option<(&[T], usize)> {
         (self.0.column_stride == 1 && !depth.is_empty() && !lanes.is_empty()).then(|| {
             let reach = (depth.len() - 1) * self.0.row_stride + lanes.len();
@@ -95,25 +108,52 @@ impl<T: Real> PackSource<T> for Strided<'_, T> {
     }
 }
 
-/// Rows that lie in memory as they do in the panel.
-fn pack_rows<T: Real>(panel: &mut [T], width: usize, from: &[T], stride: usize, lanes: usize) {
-    match (width, lanes) {
-        (32, 32) => copy_rows::<T, 32>(panel, from, stride),
-        (16, 16) => copy_rows::<T, 16>(panel, from, stride),
-        (8, 8) => copy_rows::<T, 8>(panel, from, stride),
-        _ => {
-            for (k, row) in panel.chunks_exact_mut(width).enumerate() {
-                let (row, rest) = row.split_at_mut(lanes);
-                row.copy_from_slice(&from[k * stride..][..lanes]);
-                rest.fill(T::ZERO);
-            }
-        }
+/// Towards the second-level cache.
+#[inline(always)]
+fn prefetch<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; it touches nothing, whatever the address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// Rows that lie in memory as they do in the panel: `lanes` elements at each `stride` to each row's `lane`.
+pub(crate) fn copy_rows_of<T: Real>(
+    panel: &mut [T],
+    width: usize,
+    lane: usize,
+    from: &[T],
+    stride: usize,
+    lanes: usize,
+) {
+    macro_rules! of_known_length {
+        ($($length:literal)+) => {
+            match lanes {
+                $($length => copy_rows::<T, $length>(panel, width, lane, from, stride),)+
+                _ => {
+                    for (k, row) in panel.chunks_exact_mut(width).enumerate() {
+                        row[lane..lane + lanes].copy_from_slice(&from[k * stride..][..lanes]);
+                    }
+                }
+            }
+        };
+    }
+    of_known_length!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 16 32);
 }
 
 /// A copy of known length is a few moves instead of a call.
-fn copy_rows<T: Real, const WIDTH: usize>(panel: &mut [T], from: &[T], stride: usize) {
-    for (k, row) in panel.as_chunks_mut::<WIDTH>().0.iter_mut().enumerate() {
-        row.copy_from_slice(&from[k * stride..][..WIDTH]);
+fn copy_rows<T: Real, const LENGTH: usize>(
+    panel: &mut [T],
+    width: usize,
+    lane: usize,
+    from: &[T],
+    stride: usize,
+) {
+    for (k, row) in panel.chunks_exact_mut(width).enumerate() {
+        row[lane..lane + LENGTH].copy_from_slice(&from[k * stride..][..LENGTH]);
     }
 }

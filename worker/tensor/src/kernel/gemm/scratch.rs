@@ -40,6 +40,7 @@ fn floats<T: Real>(lines: &mut [Line], len: usize) -> &mut [T] {
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     parts: Vec<Part>,
+    operands: Part,
 }
 
 impl Scratch {
@@ -55,10 +56,21 @@ impl Scratch {
         &mut self.parts[..count]
     }
 
+    /// Runs something with memory for operands that are laid out anew, beside the scratch for the products of
+    /// them.
+    pub(crate) fn with_operands<R>(&mut self, work: impl FnOnce(&mut Part, &mut Self) -> R) -> R {
+        let mut operands = std::mem::take(&mut self.operands);
+        let result = work(&mut operands, self);
+        self.operands = operands;
+        result
+    }
+
     /// The calling thread's own. Where it is in use already, by a product within a product, a fresh one.
     pub(crate) fn with_local<R>(work: impl FnOnce(&mut Self) -> R) -> R {
         thread_local! {
-            static LOCAL: RefCell<Scratch> = const { RefCell::new(Scratch { parts: Vec::new() }) };
+            static LOCAL: RefCell<Scratch> = const {
+                RefCell::new(Scratch { parts: Vec::new(), operands: Part { lines: Vec::new() } })
+            };
         }
         LOCAL.with(|local| match local.try_borrow_mut() {
             Ok(mut scratch) => work(&mut scratch),
@@ -71,6 +83,7 @@ impl Scratch {
 impl Scratch {
     /// All that is held.
     pub(crate) fn bytes(&self) -> usize {
-        self.parts.iter().map(|part| part.lines.capacity() * size_of::<Line>()).sum()
+        let parts = self.parts.iter().chain([&self.operands]);
+        parts.map(|part| part.lines.capacity() * size_of::<Line>()).sum()
     }
 }

@@ -4,6 +4,7 @@
 
 mod avx2;
 mod avx512;
+mod gather;
 mod lanes;
 
 pub(super) use avx2::KERNELS as AVX2;

@@ -7,7 +7,10 @@ use std::arch::x86_64::{
     _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
 };
 
-use super::lanes::{add_up, store};
+use super::{
+    gather,
+    lanes::{add_up, store},
+};
 use crate::kernel::{
     Write,
     gemm::element::{self, Dots, Kernels, LANES, Tile, Transpose},
@@ -15,8 +18,15 @@ use crate::kernel::{
 
 const VECTOR: usize = 8;
 
-pub(in crate::kernel::gemm) const KERNELS: Kernels<f32> =
-    Kernels { rows: 6, columns: 2 * VECTOR, tile, transpose, dots_of: [2, 3], dots };
+pub(in crate::kernel::gemm) const KERNELS: Kernels<f32> = Kernels {
+    rows: 6,
+    columns: 2 * VECTOR,
+    tile,
+    transpose,
+    dots_of: [[2, 3]; 2],
+    dots,
+    gather: gather::avx2,
+};
 
 /// # Safety
 /// See [`Tile`]; needs AVX2 and FMA.
@@ -199,10 +209,15 @@ unsafe fn dots_of<const SHORTS: usize, const LONGS: usize>(call: &Dots<f32>) {
                     }
                 }
             };
-            let longs: [__m256; LONGS] =
-                std::array::from_fn(|j| load(call.long.wrapping_add(j * call.long_stride + k)));
+            let mut longs = [_mm256_setzero_ps(); LONGS];
+            for (j, long) in longs.iter_mut().enumerate() {
+                *long = load(call.long.wrapping_add(j * call.long_stride + k));
+            }
             for (i, sums) in sums.iter_mut().enumerate() {
-                let short = load(call.short.wrapping_add(i * call.short_stride + k));
+                // SAFETY: two whole vectors for every begun 16 of the long vectors.
+                let short = unsafe {
+                    _mm256_loadu_ps(call.short.add(k * SHORTS + i * LANES + half * VECTOR))
+                };
                 for (sum, &long) in sums.iter_mut().zip(&longs) {
                     sum[half] = _mm256_fmadd_ps(short, long, sum[half]);
                 }

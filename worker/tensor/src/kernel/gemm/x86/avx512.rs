@@ -9,7 +9,10 @@ use std::arch::x86_64::{
     _mm512_unpacklo_ps,
 };
 
-use super::lanes::{add_up, store};
+use super::{
+    gather,
+    lanes::{add_up, store},
+};
 use crate::kernel::{
     Write,
     gemm::element::{Dots, Kernels, LANES, Tile, Transpose},
@@ -17,8 +20,15 @@ use crate::kernel::{
 
 const VECTOR: usize = 16;
 
-pub(in crate::kernel::gemm) const KERNELS: Kernels<f32> =
-    Kernels { rows: 14, columns: 2 * VECTOR, tile, transpose, dots_of: [8, 3], dots };
+pub(in crate::kernel::gemm) const KERNELS: Kernels<f32> = Kernels {
+    rows: 14,
+    columns: 2 * VECTOR,
+    tile,
+    transpose,
+    dots_of: [[12, 2], [8, 3]],
+    dots,
+    gather: gather::avx512,
+};
 
 /// # Safety
 /// See [`Tile`]; needs AVX-512 F and VL.
@@ -96,41 +106,68 @@ unsafe fn transpose(call: &Transpose<f32>) {
     }
 }
 
-/// Up to 16 lanes from `lane` on, by blocks of 16 x 16.
+/// Up to 16 lanes from `lane` on, by blocks of 16 x 16. Missing lanes are read as the last one.
 ///
 /// # Safety
 /// See [`Transpose`].
 #[target_feature(enable = "avx512f,avx512vl")]
 unsafe fn transpose_lanes(call: &Transpose<f32>, lane: usize) {
     let lanes = (call.lanes - lane).min(VECTOR);
-    let lane_mask = first(lanes);
-    for k in (0..call.depth).step_by(VECTOR) {
-        let depth = (call.depth - k).min(VECTOR);
-        let depth_mask = first(depth);
+    let from: [*const f32; VECTOR] = std::array::from_fn(|l| {
+        call.from.wrapping_add((lane + l.min(lanes - 1)) * call.lane_stride)
+    });
+    let whole = call.depth - call.depth % VECTOR;
+    for k in (0..whole).step_by(VECTOR) {
         let mut block = [_mm512_setzero_ps(); VECTOR];
-        for (l, vector) in block.iter_mut().enumerate() {
-            if l < lanes {
-                // SAFETY: masked to the depth that is there, of a lane that is there.
-                *vector = unsafe {
-                    let from = call.from.add((lane + l) * call.lane_stride + k);
-                    _mm512_maskz_loadu_ps(depth_mask, from)
-                };
-            }
+        for (vector, from) in block.iter_mut().zip(from) {
+            // SAFETY: a whole vector of each lane is there.
+            *vector = unsafe { _mm512_loadu_ps(from.add(k)) };
         }
         let block = transposed(block);
-        for (i, vector) in block.into_iter().enumerate() {
-            if i < depth {
-                // SAFETY: masked to the lanes; row k + i of the panel.
-                unsafe {
-                    let to = call.to.add((k + i) * call.width + lane);
-                    if lanes == VECTOR {
-                        _mm512_storeu_ps(to, vector);
-                    } else {
-                        _mm512_mask_storeu_ps(to, lane_mask, vector);
-                    }
-                }
+        // A whole vector reaches into the next row of a narrow panel, which is written next.
+        let last = (k + VECTOR - 1) * call.width + lane;
+        let is_room = last + VECTOR <= call.depth * call.width;
+        if is_room && (lane == 0 || lane + VECTOR <= call.width) {
+            for (i, vector) in block.into_iter().enumerate() {
+                // SAFETY: rows of the panel, in bounds by the condition.
+                unsafe { _mm512_storeu_ps(call.to.add((k + i) * call.width + lane), vector) };
             }
+        } else {
+            // SAFETY: these rows of the panel.
+            unsafe { store_rows(call, block, k, VECTOR, lane, lanes) };
         }
+    }
+    let rest = call.depth - whole;
+    if 0 < rest {
+        let mask = first(rest);
+        let mut block = [_mm512_setzero_ps(); VECTOR];
+        for (vector, from) in block.iter_mut().zip(from) {
+            // SAFETY: masked to what is left of each lane.
+            *vector = unsafe { _mm512_maskz_loadu_ps(mask, from.add(whole)) };
+        }
+        let block = transposed(block);
+        // SAFETY: these rows of the panel.
+        unsafe { store_rows(call, block, whole, rest, lane, lanes) };
+    }
+}
+
+/// Writes the first `count` vectors to rows of the panel from `k` on, masked to the lanes.
+///
+/// # Safety
+/// The rows and lanes are the panel's.
+#[target_feature(enable = "avx512f,avx512vl")]
+unsafe fn store_rows(
+    call: &Transpose<f32>,
+    block: [__m512; VECTOR],
+    k: usize,
+    count: usize,
+    lane: usize,
+    lanes: usize,
+) {
+    for (i, vector) in block.into_iter().enumerate().take(count) {
+        let to = call.to.wrapping_add((k + i) * call.width + lane);
+        // SAFETY: masked to the lanes.
+        unsafe { _mm512_mask_storeu_ps(to, first(lanes), vector) };
     }
 }
 
@@ -180,8 +217,8 @@ unsafe fn dots(call: &Dots<f32>) {
         };
     }
     match call.counts[1] {
-        1 => by_shorts!(1: 1 2 3 4 5 6 7 8),
-        2 => by_shorts!(2: 1 2 3 4 5 6 7 8),
+        1 => by_shorts!(1: 1 2 3 4 5 6 7 8 9 10 11 12),
+        2 => by_shorts!(2: 1 2 3 4 5 6 7 8 9 10 11 12),
         3 => by_shorts!(3: 1 2 3 4 5 6 7 8),
         longs => debug_assert!(false, "{longs} long vectors"),
     }
@@ -202,10 +239,13 @@ unsafe fn dots_of<const SHORTS: usize, const LONGS: usize>(call: &Dots<f32>) {
                 }
             }
         };
-        let longs: [__m512; LONGS] =
-            std::array::from_fn(|j| load(call.long.wrapping_add(j * call.long_stride + k)));
+        let mut longs = [_mm512_setzero_ps(); LONGS];
+        for (j, long) in longs.iter_mut().enumerate() {
+            *long = load(call.long.wrapping_add(j * call.long_stride + k));
+        }
         for (i, sums) in sums.iter_mut().enumerate() {
-            let short = load(call.short.wrapping_add(i * call.short_stride + k));
+            // SAFETY: a whole vector for every begun one of the long vectors.
+            let short = unsafe { _mm512_loadu_ps(call.short.add(k * SHORTS + i * LANES)) };
             for (sum, &long) in sums.iter_mut().zip(&longs) {
                 *sum = _mm512_fmadd_ps(short, long, *sum);
             }
