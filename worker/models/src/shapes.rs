@@ -38,6 +38,8 @@ struct Node {
     prepared: u64,
     needs_grad: bool,
     has_op: bool,
+    /// The place of an input that gets the gradient itself.
+    heir: Option<usize>,
 }
 
 impl Node {
@@ -50,6 +52,7 @@ impl Node {
             prepared: 0,
             needs_grad: false,
             has_op: false,
+            heir: None,
         }
     }
 
@@ -96,16 +99,21 @@ impl<'a> Shapes<'a> {
                 continue;
             }
             let node = &self.nodes[place];
+            let mut handed_on = 0;
             for &input in &node.inputs {
                 let is_new = self.nodes[input].needs_grad && !has_grad[input];
                 if is_new && self.layout.params().len() <= input {
                     has_grad[input] = true;
-                    live = live.saturating_add(bytes(&self.nodes[input].meta));
+                    if node.heir == Some(input) {
+                        handed_on = bytes(&node.meta);
+                    } else {
+                        live = live.saturating_add(bytes(&self.nodes[input].meta));
+                    }
                 }
             }
             peak = peak.max(live.saturating_add(node.prepared));
             let kept = if place == seed.0 { 0 } else { node.held() };
-            live = live.saturating_sub(kept.saturating_add(bytes(&node.meta)));
+            live = live.saturating_sub(kept.saturating_add(bytes(&node.meta) - handed_on));
         }
         peak
     }
@@ -171,6 +179,7 @@ impl Graph for Shapes<'_> {
             needs_grad: op.has_gradient() && inputs.iter().any(|it| self.nodes[it.0].needs_grad),
             inputs: inputs.iter().map(|input| input.0).collect(),
             has_op: true,
+            heir: op.passes_on(&metas).map(|which| inputs[which].0),
             meta,
         };
         Ok(self.push(node))

@@ -8,7 +8,7 @@ use lockstep_sandbox::{
     Batch, BuiltLoss, GuestComponent, GuestError, Limits, LogSink, LossGraph, RawLoss, Sandbox,
     World,
 };
-use lockstep_tensor::{Meta, OpError, Tape, Value};
+use lockstep_tensor::{Meta, OpError, Replay, Tape, Value};
 
 use crate::grain::meta;
 
@@ -40,6 +40,8 @@ struct Kept {
     config_json: String,
     log: LogSink,
     built: Vec<(Shapes, BuiltLoss)>,
+    /// What the last replay put on the tape.
+    replay: Replay,
 }
 
 /// What a graph was built for.
@@ -116,6 +118,7 @@ impl Loss {
                 config_json,
                 log,
                 built: Vec::new(),
+                replay: Replay::default(),
             })),
             World::LossRaw => {
                 let raw = RawLoss::open(sandbox, &component, limits, &config_json, log)?;
@@ -181,22 +184,20 @@ impl Kept {
         let names = batch.tensors.iter().map(|tensor| tensor.name.as_str());
         let mut named: Vec<(&str, Value)> = names.zip(inputs.iter().copied()).collect();
         named.push((OUTPUT, output));
-        let found = built.recipe.replay(tape, &named, weights)?;
-        let scalar = |name: &str| {
-            let value = found.iter().find(|(found, _)| found == name).map(|(_, value)| *value);
-            let value = value.expect("the sandbox put every output into the recipe");
-            tape.values(value).map(|values| (value, f64::from(values[0])))
+        built.recipe.replay(tape, &named, weights, &mut self.replay)?;
+        let outputs = self.replay.outputs();
+        let number = |value: Value| tape.values(value).map(|values| f64::from(values[0]));
+        // In the sandbox's order: sum and weight of the loss, then of each metric.
+        let &[sum, weight, ref metrics @ ..] = outputs else {
+            unreachable!("the sandbox put a sum and a weight into the recipe")
         };
-        let (sum_value, sum) = scalar("sum")?;
-        let metrics = built.metrics.iter().map(|name| {
-            let sum = scalar(&format!("metric/{name}/sum"))?.1;
-            Ok((sum, scalar(&format!("metric/{name}/weight"))?.1))
-        });
+        let metrics = metrics.as_chunks::<2>().0.iter();
+        let metrics = metrics.map(|&[sum, weight]| Ok((number(sum)?, number(weight)?)));
         let value = LossValue {
-            sum,
-            weight: scalar("weight")?.1,
+            sum: number(sum)?,
+            weight: number(weight)?,
             metrics: metrics.collect::<Result<_, OpError>>()?,
-            seed: Seed::Sum(sum_value),
+            seed: Seed::Sum(sum),
         };
         Ok((value, built.metrics.clone()))
     }

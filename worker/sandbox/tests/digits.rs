@@ -9,7 +9,7 @@ use common::{EXAMPLE, LIMITS, guest, quiet, repository};
 use lockstep_sandbox::{
     BatchData, BatchTensor, BuiltLoss, GuestError, GuestErrorKind, Loader, LossGraph, Sandbox,
 };
-use lockstep_tensor::{Accumulate, GradBuffer, Layout, Meta, Tape};
+use lockstep_tensor::{Accumulate, GradBuffer, Layout, Meta, Replay, Tape};
 
 const CLASSES: usize = 10;
 const PIXELS: usize = 64;
@@ -124,13 +124,15 @@ fn replay(loss: &BuiltLoss, logits: &[f64], labels: &[i64]) -> ([f64; 4], Vec<f6
     let output = tape.param(layout.id("logits").unwrap());
     let x = tape.input(&[samples, PIXELS], &vec![0.0; samples * PIXELS]).unwrap();
     let y = tape.index(&[samples], labels).unwrap();
-    let values =
-        loss.recipe.replay(&mut tape, &[("logits", output), ("x", x), ("y", y)], logits).unwrap();
-    let names: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
+    let names: Vec<&str> = loss.recipe.outputs().map(|(name, _)| name).collect();
     assert_eq!(names, ["sum", "weight", "metric/accuracy/sum", "metric/accuracy/weight"]);
-    let numbers = [0, 1, 2, 3].map(|at: usize| tape.values(values[at].1).unwrap()[0]);
+    let mut replay = Replay::default();
+    let inputs = [("logits", output), ("x", x), ("y", y)];
+    loss.recipe.replay(&mut tape, &inputs, logits, &mut replay).unwrap();
+    let values = replay.outputs();
+    let numbers = [0, 1, 2, 3].map(|at: usize| tape.values(values[at]).unwrap()[0]);
     let mut gradients = GradBuffer::new(layout);
-    let seeds: [(_, &[f64]); 1] = [(values[0].1, &[1.0])];
+    let seeds: [(_, &[f64]); 1] = [(values[0], &[1.0])];
     tape.backward(&seeds, logits, Accumulate::Overwrite, &mut gradients).unwrap();
     (numbers, gradients.values().to_vec())
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use camino::Utf8Path;
 use common::{LIMITS, guest, quiet};
 use lockstep_sandbox::{BatchData, BuiltLoss, GuestError, Loader, LossGraph, Sandbox};
-use lockstep_tensor::{Accumulate, GradBuffer, Layout, Meta, Tape};
+use lockstep_tensor::{Accumulate, GradBuffer, Layout, Meta, Replay, Tape};
 
 const TEXT: &str = "examples/text";
 
@@ -134,16 +134,19 @@ fn the_recorded_loss_is_the_formula_and_its_gradient_a_finite_difference() {
     let mut tape = Tape::<f64>::new(Arc::clone(&layout));
     let output = tape.param(layout.id("logits").unwrap());
     let y = tape.index(&shape[..2], &targets).unwrap();
-    let values = loss.recipe.replay(&mut tape, &[("logits", output), ("y", y)], &logits).unwrap();
-    let names: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
+    let names: Vec<&str> = loss.recipe.outputs().map(|(name, _)| name).collect();
     assert_eq!(names, ["sum", "weight"]);
-    let sum = tape.values(values[0].1).unwrap()[0];
+    let mut replay = Replay::default();
+    let inputs = [("logits", output), ("y", y)];
+    loss.recipe.replay(&mut tape, &inputs, &logits, &mut replay).unwrap();
+    let values = replay.outputs();
+    let sum = tape.values(values[0]).unwrap()[0];
     let expected = formula(&logits, &targets, 5);
     assert!((sum - expected).abs() < 1e-12 * expected, "{sum} {expected}");
-    assert_eq!(tape.values(values[1].1).unwrap(), [6.0], "every position counts");
+    assert_eq!(tape.values(values[1]).unwrap(), [6.0], "every position counts");
 
     let mut gradients = GradBuffer::new(layout);
-    let seeds: [(_, &[f64]); 1] = [(values[0].1, &[1.0])];
+    let seeds: [(_, &[f64]); 1] = [(values[0], &[1.0])];
     tape.backward(&seeds, &logits, Accumulate::Overwrite, &mut gradients).unwrap();
     let step = 1e-5;
     for at in 0..logits.len() {

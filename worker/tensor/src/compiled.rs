@@ -15,6 +15,8 @@ pub trait Compiled: Sized {
     #[doc(hidden)]
     fn forward(op: &Op, cx: Forward<'_, Self>) -> Result<(), OpError>;
     #[doc(hidden)]
+    fn rewrite_gradient(op: &Op, chain: &Chain<'_, Self>, grad: &mut [Self]);
+    #[doc(hidden)]
     fn prepare(op: &Op, chain: &Chain<'_, Self>, prepared: &mut [Self]);
     #[doc(hidden)]
     fn gradient(op: &Op, which: usize, chain: &Chain<'_, Self>, to: Target<'_, Self>);
@@ -34,6 +36,11 @@ macro_rules! compiled {
             #[inline(never)]
             fn forward(op: &Op, cx: Forward<'_, Self>) -> Result<(), OpError> {
                 op.forward(cx)
+            }
+
+            #[inline(never)]
+            fn rewrite_gradient(op: &Op, chain: &Chain<'_, Self>, grad: &mut [Self]) {
+                op.rewrite_gradient(chain, grad);
             }
 
             #[inline(never)]

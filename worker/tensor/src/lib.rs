@@ -81,7 +81,7 @@ pub use optimizer::{
 };
 pub use plateau::{Goal, Plateau, PlateauSettings, PlateauState, Threshold};
 pub use real::Real;
-pub use recipe::{MAX_RECIPE_CONSTANTS, MAX_RECIPE_NODES, Node, Recipe, RecipeBuilder};
+pub use recipe::{MAX_RECIPE_CONSTANTS, MAX_RECIPE_NODES, Node, Recipe, RecipeBuilder, Replay};
 pub use schedule::{LrCurve, LrSchedule, WarmUp};
 pub use setting::SettingError;
 pub use sink::{Accumulate, GradBuffer, GradSink};

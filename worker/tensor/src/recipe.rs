@@ -7,10 +7,12 @@
 
 use std::collections::{HashMap, HashSet};
 
+use arrayvec::ArrayVec;
+
 use crate::{
     error::OpError,
     meta::{DType, MAX_ELEMENTS, Meta, elements},
-    ops::Op,
+    ops::{MAX_INPUTS, Op},
     real::Real,
     tape::{Tape, Value},
 };
@@ -30,7 +32,7 @@ pub struct Node(usize);
 pub struct RecipeBuilder {
     nodes: Vec<Step>,
     metas: Vec<Meta>,
-    names: HashSet<String>,
+    inputs: HashMap<String, Node>,
     constants: usize,
 }
 
@@ -39,7 +41,23 @@ pub struct RecipeBuilder {
 pub struct Recipe {
     nodes: Vec<Step>,
     metas: Vec<Meta>,
+    inputs: HashMap<String, Node>,
     outputs: Vec<(String, Node)>,
+}
+
+/// What a replay put on a tape. The next replay uses its memory again.
+#[derive(Debug, Clone, Default)]
+pub struct Replay {
+    /// Of each node; of inputs only, until it is their turn.
+    values: Vec<Option<Value>>,
+    outputs: Vec<Value>,
+}
+
+impl Replay {
+    /// The recipe's outputs, in their order.
+    pub fn outputs(&self) -> &[Value] {
+        &self.outputs
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -62,10 +80,12 @@ impl RecipeBuilder {
             let inputs = crate::error::Metas(vec![meta]);
             return Err(OpError::TooLarge { op: "input", inputs, limit: MAX_ELEMENTS });
         }
-        if !self.names.insert(name.to_owned()) {
+        if self.inputs.contains_key(name) {
             return Err(OpError::Duplicate { what: "input", name: name.to_owned() });
         }
-        Ok(self.push(Step::Input(name.to_owned()), meta))
+        let node = self.push(Step::Input(name.to_owned()), meta);
+        self.inputs.insert(name.to_owned(), node);
+        Ok(node)
     }
 
     /// Fixed numbers.
@@ -107,7 +127,8 @@ impl RecipeBuilder {
                 return Err(OpError::Duplicate { what: "output", name: name.clone() });
             }
         }
-        Ok(Recipe { nodes: self.nodes, metas: self.metas, outputs })
+        let Self { nodes, metas, inputs, constants: _ } = self;
+        Ok(Recipe { nodes, metas, inputs, outputs })
     }
 
     fn check_room(&self) -> Result<(), OpError> {
@@ -148,7 +169,8 @@ impl Recipe {
         self.nodes.iter().zip(&self.metas).map(computed).fold(0, usize::saturating_add)
     }
 
-    /// Applies all operations to values of a tape and returns the outputs, in their order.
+    /// Applies all operations to values of a tape; `replay` has the outputs then, and nothing of use after an
+    /// error. Replays of one recipe into the same memory allocate nothing after the first.
     ///
     /// # Errors
     /// Every input must be given once, with the shape it was recorded with. Floats are the tape's own kind.
@@ -157,49 +179,54 @@ impl Recipe {
         tape: &mut Tape<T>,
         inputs: &[(&str, Value)],
         weights: &[T],
-    ) -> Result<Vec<(String, Value)>, OpError> {
-        let given = self.match_inputs(tape, inputs)?;
-        let mut values: Vec<Value> = Vec::with_capacity(self.nodes.len());
-        let mut arguments = Vec::new();
-        for (step, meta) in self.nodes.iter().zip(&self.metas) {
-            let value = match step {
-                Step::Input(name) => given
-                    .get(name.as_str())
-                    .copied()
-                    .ok_or_else(|| OpError::MissingInput { name: name.clone() })?,
-                Step::Constant(data) => tape.constant(&meta.shape, data)?,
-                Step::Apply(op, nodes) => {
-                    arguments.clear();
-                    arguments.extend(nodes.iter().map(|node| values[node.0]));
-                    tape.apply(op.clone(), &arguments, weights)?
-                }
-            };
-            values.push(value);
-        }
-        Ok(self.outputs.iter().map(|(name, node)| (name.clone(), values[node.0])).collect())
-    }
-
-    fn match_inputs<'a, T: Real>(
-        &self,
-        tape: &Tape<T>,
-        inputs: &[(&'a str, Value)],
-    ) -> Result<HashMap<&'a str, Value>, OpError> {
-        let mut given = HashMap::with_capacity(inputs.len());
+        replay: &mut Replay,
+    ) -> Result<(), OpError> {
+        let Replay { values, outputs } = replay;
+        values.clear();
+        values.resize(self.nodes.len(), None);
+        outputs.clear();
         for &(name, value) in inputs {
-            let Some((_, recorded)) = self.inputs().find(|(known, _)| *known == name) else {
-                let expected = self.inputs().map(|(name, _)| name.to_owned()).collect();
-                return Err(OpError::UnknownInput { name: name.to_owned(), expected });
-            };
-            let meta = tape.meta(value)?;
-            let same_kind = (meta.dtype == DType::I64) == (recorded.dtype == DType::I64);
-            if !same_kind || meta.shape != recorded.shape {
-                let (given, expected) = (meta.clone(), recorded.clone());
-                return Err(OpError::InputMeta { name: name.to_owned(), given, expected });
-            }
-            if given.insert(name, value).is_some() {
+            let place = self.input_place(tape, name, value)?;
+            if values[place].replace(value).is_some() {
                 return Err(OpError::Duplicate { what: "input", name: name.to_owned() });
             }
         }
-        Ok(given)
+        for (place, (step, meta)) in self.nodes.iter().zip(&self.metas).enumerate() {
+            let value = match step {
+                Step::Input(name) => {
+                    values[place].ok_or_else(|| OpError::MissingInput { name: name.clone() })?
+                }
+                Step::Constant(data) => tape.constant(&meta.shape, data)?,
+                Step::Apply(op, nodes) => {
+                    // All of them were replayed before: an operation takes what was recorded before it.
+                    let arguments = nodes.iter().filter_map(|node| values[node.0]);
+                    let arguments: ArrayVec<Value, MAX_INPUTS> = arguments.collect();
+                    tape.apply(op.clone(), &arguments, weights)?
+                }
+            };
+            values[place] = Some(value);
+        }
+        outputs.extend(self.outputs.iter().filter_map(|(_, node)| values[node.0]));
+        Ok(())
+    }
+
+    /// The node of a given input.
+    fn input_place<T: Real>(
+        &self,
+        tape: &Tape<T>,
+        name: &str,
+        value: Value,
+    ) -> Result<usize, OpError> {
+        let Some(&Node(place)) = self.inputs.get(name) else {
+            let expected = self.inputs().map(|(name, _)| name.to_owned()).collect();
+            return Err(OpError::UnknownInput { name: name.to_owned(), expected });
+        };
+        let (meta, recorded) = (tape.meta(value)?, &self.metas[place]);
+        let same_kind = (meta.dtype == DType::I64) == (recorded.dtype == DType::I64);
+        if same_kind && meta.shape == recorded.shape {
+            return Ok(place);
+        }
+        let (given, expected) = (meta.clone(), recorded.clone());
+        Err(OpError::InputMeta { name: name.to_owned(), given, expected })
     }
 }

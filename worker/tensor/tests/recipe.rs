@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lockstep_tensor::{
     Accumulate, DType, GradBuffer, Layout, MAX_RECIPE_CONSTANTS, MAX_RECIPE_NODES, Meta, Op,
-    OpError, ParamId, Real, Recipe, RecipeBuilder, Tape, Value,
+    OpError, ParamId, Real, Recipe, RecipeBuilder, Replay, Tape, Value,
 };
 
 /// Summed cross entropy with a weight for each class, and the number of hits.
@@ -52,12 +52,11 @@ impl<T: Real> Model<T> {
         let logits = tape.param(ParamId(0));
         let labels = tape.index(&[4], &self.labels).unwrap();
         let inputs = [("labels", labels), ("logits", logits)];
-        let outputs = recipe.replay(&mut tape, &inputs, &self.weights).unwrap();
-        let names: Vec<_> = outputs.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["sum", "hits"]);
+        let mut replay = Replay::default();
+        recipe.replay(&mut tape, &inputs, &self.weights, &mut replay).unwrap();
+        let &[sum, hits] = replay.outputs() else { panic!("{replay:?}") };
         let number = |value| tape.values(value).unwrap()[0];
-        let (sum, hits) = (number(outputs[0].1), number(outputs[1].1));
-        (sum, hits, self.gradient(&mut tape, outputs[0].1))
+        (number(sum), number(hits), self.gradient(&mut tape, sum))
     }
 
     fn direct(&self) -> (T, T, Vec<T>) {
@@ -108,8 +107,12 @@ fn a_replay_refuses_inputs_that_differ_from_the_recorded_ones() {
     let short = tape.input(&[3, 3], &[0.0; 9]).unwrap();
     let labels = tape.index(&[4], &[0; 4]).unwrap();
     let floats = tape.input(&[4], &[0.0; 4]).unwrap();
-    let mut refusal =
-        |inputs: &[(&str, Value)]| recipe.replay(&mut tape, inputs, &[]).unwrap_err().to_string();
+    let mut replay = Replay::default();
+    let mut refusal = |inputs: &[(&str, Value)]| {
+        let refused = recipe.replay(&mut tape, inputs, &[], &mut replay).unwrap_err();
+        assert!(replay.outputs().is_empty());
+        refused.to_string()
+    };
     assert_eq!(refusal(&[("logits", logits)]), r#"input "labels" is missing"#);
     assert_eq!(
         refusal(&[("logits", short), ("labels", labels)]),

@@ -4,14 +4,13 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Chain, Forward, Operation, Target};
+use super::{Call, Chain, Forward, Operation, Target, relu};
 use crate::{
     error::OpError,
     kernel::{
-        Bias, Epilogue, Scratch, Write,
+        Bias, Epilogue, Scratch, Sums, Threads, Write,
         conv::{self, ConvShape, With},
         gemm::Activation,
-        sum, zip,
     },
     meta::Meta,
     real::Real,
@@ -101,21 +100,17 @@ impl Operation for Conv2d {
         Ok(())
     }
 
-    fn prepared_len(&self, _inputs: &[&Meta], out: &Meta) -> usize {
-        if self.relu { out.len() } else { 0 }
-    }
-
-    /// The gradient before the ReLU.
-    fn prepare<T: Real>(&self, chain: &Chain<'_, T>, prepared: &mut [T]) {
-        zip(prepared, Write::Set, [chain.grad, chain.output], |[g, y]| {
-            if y <= T::ZERO { T::ZERO } else { g }
-        });
+    /// To that before the ReLU.
+    fn rewrite_gradient<T: Real>(&self, chain: &Chain<'_, T>, grad: &mut [T]) {
+        if self.relu {
+            relu::stop_gradient(grad, chain.output, chain.threads);
+        }
     }
 
     fn gradient<T: Real>(&self, which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
         let [x, w] = [&chain.inputs[0], &chain.inputs[1]];
         let Some(shape) = self.shape(x.meta, w.meta) else { return };
-        let g = if self.relu { chain.prepared } else { chain.grad };
+        let g = chain.grad;
         match which {
             0 => Scratch::with_local(|scratch| {
                 let with = With::new(chain.threads, scratch);
@@ -125,15 +120,26 @@ impl Operation for Conv2d {
                 let with = With::new(chain.threads, scratch);
                 conv::gradient_of_weight(&shape, x.floats, g, to.dst, to.mode, with);
             }),
-            _ => {
-                let pixels = g.len() / (shape.batch * shape.out_channels).max(1);
-                let channels = shape.out_channels;
-                to.write(|channel| {
-                    sum(shape.batch * pixels, |i| {
-                        g[((i / pixels) * channels + channel) * pixels + i % pixels]
-                    })
-                });
-            }
+            _ => gradient_of_bias(&shape, g, to, chain.threads),
         }
     }
+}
+
+/// Sums the gradient `[n, c, h, w]` over all axes but the second, image by image.
+fn gradient_of_bias<T: Real>(shape: &ConvShape, g: &[T], to: Target<'_, T>, threads: &Threads) {
+    /// Channels that a thread takes at once.
+    const CHANNELS: usize = 4;
+    let Target { dst, mode } = to;
+    let pixels = g.len() / (shape.batch * shape.out_channels).max(1);
+    threads.for_each_chunk(dst, CHANNELS, |index, dst| {
+        for (place, dst) in dst.iter_mut().enumerate() {
+            let mut sums = Sums::new();
+            for image in 0..shape.batch {
+                let run = image * shape.out_channels + index * CHANNELS + place;
+                sums.add([&g[run * pixels..][..pixels]], |[g]| [g]);
+            }
+            let sum = T::from_f64(sums.totals()[0]);
+            *dst = if mode == Write::Set { sum } else { *dst + sum };
+        }
+    });
 }

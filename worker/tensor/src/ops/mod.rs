@@ -11,6 +11,7 @@ mod conv;
 mod linear;
 mod matmul;
 mod pool;
+mod squares;
 
 mod batch_norm;
 pub mod norm;
@@ -28,6 +29,7 @@ mod unary;
 mod compare;
 mod reduce;
 mod reduce_axes;
+mod relu;
 mod rows;
 
 mod axes;
@@ -122,6 +124,13 @@ macro_rules! ops {
                 }
             }
 
+            /// An input whose gradient is the result's, handed on without a copy.
+            pub fn passes_on(&self, inputs: &[&Meta]) -> Option<usize> {
+                match self {
+                    $(Self::$variant $(($field))? => ($make).passes_on(inputs),)+
+                }
+            }
+
             /// Whether the result is the first input's memory, under another shape or kind.
             pub fn is_view(&self) -> bool {
                 match self {
@@ -133,6 +142,13 @@ macro_rules! ops {
             pub(crate) fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
                 match self {
                     $(Self::$variant $(($field))? => ($make).forward(cx),)+
+                }
+            }
+
+            /// Replaces the gradient of the result by what those of the inputs are made of.
+            pub(crate) fn rewrite_gradient<T: Real>(&self, chain: &Chain<'_, T>, grad: &mut [T]) {
+                match self {
+                    $(Self::$variant $(($field))? => ($make).rewrite_gradient(chain, grad),)+
                 }
             }
 

@@ -46,6 +46,16 @@ pub(crate) trait Operation {
     /// `prepared_len` is not 0.
     fn prepare<T: Real>(&self, _chain: &Chain<'_, T>, _prepared: &mut [T]) {}
 
+    /// Replaces the gradient of the result, in place, by what all inputs' gradients are made of, such as that before
+    /// the ReLU. Called before `prepare`; the chain has no gradient then.
+    fn rewrite_gradient<T: Real>(&self, _chain: &Chain<'_, T>, _grad: &mut [T]) {}
+
+    /// An input whose gradient is the result's, as `rewrite_gradient` leaves it: where nothing was written yet, it is
+    /// handed on instead of copied.
+    fn passes_on(&self, _inputs: &[&Meta]) -> Option<usize> {
+        None
+    }
+
     /// Whether the result may be the first input's memory; then `forward`, which copies, is not called.
     fn is_view(&self) -> bool {
         false
@@ -84,7 +94,7 @@ pub(crate) struct Chain<'a, T> {
     pub(crate) output: &'a [T],
     /// What forward saved.
     pub(crate) saved: &'a [T],
-    /// Gradient of the output.
+    /// Gradient of the output; empty while [`Operation::rewrite_gradient`] runs.
     pub(crate) grad: &'a [T],
     /// What [`Operation::prepare`] computed; empty while it runs.
     pub(crate) prepared: &'a [T],

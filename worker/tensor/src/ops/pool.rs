@@ -7,7 +7,7 @@ use std::ops::{Range, RangeInclusive};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Chain, Forward, Operation, Target};
+use super::{Call, Chain, Forward, Operation, Target, squares::Squares};
 use crate::{error::OpError, kernel::Write, meta::Meta, real::Real};
 
 /// Windows of one size at even distances. Each setting is for rows and columns.
@@ -224,11 +224,13 @@ fn backward<T: Real, W: Windows + Sync>(
 }
 
 /// NaN counts as greatest; of two, the one that was there.
-fn is_greater<T: Real>(x: T, than: T) -> bool {
+#[inline(always)]
+pub(super) fn is_greater<T: Real>(x: T, than: T) -> bool {
     than < x || (is_nan(x) && !is_nan(than))
 }
 
-fn is_nan<T: Real>(x: T) -> bool {
+#[inline(always)]
+pub(super) fn is_nan<T: Real>(x: T) -> bool {
     x.partial_cmp(&x).is_none()
 }
 
@@ -242,6 +244,10 @@ impl Operation for MaxPool2d {
     }
 
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
+        if Squares::fit(&self.0, cx.inputs[0].meta) {
+            Squares::of(cx.inputs[0].meta).greatest(cx.inputs[0].floats, cx.out.floats, cx.threads);
+            return Ok(());
+        }
         forward(&self.0, cx, |x, window| {
             let mut best = T::from_f64(f64::NEG_INFINITY);
             for row in window.rows() {
@@ -256,6 +262,11 @@ impl Operation for MaxPool2d {
 
     /// Each window's gradient goes to the first of its elements that equals the result.
     fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
+        let x = &chain.inputs[0];
+        if Squares::fit(&self.0, x.meta) {
+            let from = [x.floats, chain.output, chain.grad];
+            return Squares::of(x.meta).hand_back(from, to, chain.threads);
+        }
         backward(&self.0, chain, to, |dst, [x, y, g], window| {
             let y = y[window.place];
             let is_it = |&at: &usize| x[at] == y || is_nan(y) && is_nan(x[at]);

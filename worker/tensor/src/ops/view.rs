@@ -31,6 +31,10 @@ impl Operation for Reshape<'_> {
         true
     }
 
+    fn passes_on(&self, _inputs: &[&Meta]) -> Option<usize> {
+        Some(0)
+    }
+
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
         cx.out.floats.copy_from_slice(cx.inputs[0].floats);
         cx.out.ints.copy_from_slice(cx.inputs[0].ints);

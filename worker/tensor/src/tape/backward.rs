@@ -10,7 +10,8 @@
 //! that parameters become ready in the reverse order of their first use: the order of the arena.
 //!
 //! # Memory
-//! A node's gradient exists from its first contribution to the moment it has been sent on. Then the
+//! A node's gradient exists from its first contribution to the moment it has been sent on. One that an input gets as
+//! it is changes hands without a copy, if it is that input's first. Then the
 //! node's numbers go too: all that reads them lies behind. Seeds keep theirs, and so does what no
 //! gradient reaches.
 
@@ -197,18 +198,62 @@ impl<T: Real> Tape<T> {
         weights: &[T],
         sink: &mut dyn GradSink<T>,
     ) -> Result<(), OpError> {
+        self.rewrite(place, weights);
         self.prepare(place, weights);
+        let heir = self.heir(place);
         for which in (0..self.nodes[place].input_count).rev() {
+            if heir != Some(which) {
+                self.contribute_to(which, place, weights, sink)?;
+            }
+        }
+        if let Some(which) = heir {
             let input = self.nodes[place].inputs[which] as usize;
-            self.contribute(input, sink, |tape, grads, to| {
-                tape.with_chain(place, grads, weights, |op, chain| {
-                    T::gradient(op, which, chain, to);
-                });
-            })?;
+            if self.grads.nodes[input].written {
+                self.contribute_to(which, place, weights, sink)?;
+            } else {
+                let values = std::mem::take(&mut self.grads.nodes[place].values);
+                let grad = &mut self.grads.nodes[input];
+                (grad.values, grad.written) = (values, true);
+            }
         }
         let prepared = std::mem::take(&mut self.grads.prepared);
         self.pool.give(prepared);
         Ok(())
+    }
+
+    /// Sends a node's gradient on to one of its inputs.
+    fn contribute_to(
+        &mut self,
+        which: usize,
+        place: usize,
+        weights: &[T],
+        sink: &mut dyn GradSink<T>,
+    ) -> Result<(), OpError> {
+        let input = self.nodes[place].inputs[which] as usize;
+        self.contribute(input, sink, |tape, grads, to| {
+            tape.with_chain(place, grads, weights, |op, chain| {
+                T::gradient(op, which, chain, to);
+            });
+        })
+    }
+
+    /// The input that a node's gradient may be handed on to, after all others had their share: no parameter, whose
+    /// gradient lies in the sink.
+    fn heir(&self, place: usize) -> Option<usize> {
+        let node = &self.nodes[place];
+        let metas = node.inputs.map(|input| &self.nodes[input as usize].meta);
+        let which = node.op.as_ref()?.passes_on(&metas[..node.input_count])?;
+        let input = node.inputs[which] as usize;
+        let is_wanted = self.grads.nodes[input].marked && self.layout.params().len() <= input;
+        is_wanted.then_some(which)
+    }
+
+    fn rewrite(&mut self, place: usize, weights: &[T]) {
+        let mut grad = std::mem::take(&mut self.grads.nodes[place].values);
+        self.with_chain(place, &self.grads, weights, |op, chain| {
+            T::rewrite_gradient(op, chain, &mut grad);
+        });
+        self.grads.nodes[place].values = grad;
     }
 
     /// What the gradients of several inputs of a node have in common.
