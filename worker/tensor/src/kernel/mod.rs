@@ -10,10 +10,15 @@ pub(crate) use gemm::{
     Bias, Element, Epilogue, Matrix, MatrixMut, Product, Scratch, product, product_into,
 };
 pub(crate) use isa::{Kernel, vectorized};
-pub(crate) use rows::{Sums, exp_each, exponentials, max, sum_columns, sums};
+pub(crate) use rows::{
+    Sums, exp_each, exponential_sum, exponentials, max, rows_of_piece, sum_columns, sums,
+};
 pub use threads::{Threads, ThreadsError};
 
 use crate::real::Real;
+
+/// Elements that a thread works on at a time, where threads share a long loop.
+pub(crate) const PIECE: usize = 16 * 1024;
 
 /// Whether a kernel overwrites its destination or adds to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,14 +52,20 @@ impl<T: Real, F: Fn(usize) -> T> Kernel for Each<'_, T, F> {
     }
 }
 
-/// Writes `value(x)` for each element of `x`.
+/// What is computed from the elements of several slices at the same place.
 ///
-/// # Panics
-/// If `x` is shorter than `dst`.
-#[inline(always)]
-pub(crate) fn map<T: Real>(dst: &mut [T], x: &[T], value: impl Fn(T) -> T) {
-    let x = &x[..dst.len()];
-    write(dst, Write::Set, |i| value(x[i]));
+/// Closures are that too. But the compiler leaves large ones as calls, and a call in a loop keeps it from
+/// becoming vector code: what evaluates an exponential is a type of its own whose `of` is
+/// `#[inline(always)]`, down to the last function it calls.
+pub(crate) trait Lanewise<T, const N: usize> {
+    fn of(&self, x: [T; N]) -> T;
+}
+
+impl<T, F: Fn([T; N]) -> T, const N: usize> Lanewise<T, N> for F {
+    #[inline(always)]
+    fn of(&self, x: [T; N]) -> T {
+        self(x)
+    }
 }
 
 /// Writes or adds the value of the elements of several slices at the same place.
@@ -68,29 +79,67 @@ pub(crate) fn zip<T: Real, const N: usize>(
     from: [&[T]; N],
     value: impl Fn([T; N]) -> T,
 ) {
-    vectorized(Zip { dst, mode, from, value });
+    vectorized(Zip { dst, mode, from, value: &value });
+}
+
+/// [`zip`] of long slices, in pieces that threads share.
+///
+/// # Panics
+/// If a slice is shorter than `dst`.
+pub(crate) fn zip_on<T: Real, const N: usize>(
+    threads: &Threads,
+    dst: &mut [T],
+    mode: Write,
+    from: [&[T]; N],
+    value: impl Fn([T; N]) -> T + Sync,
+) {
+    evaluate(threads, dst, mode, from, &value);
+}
+
+/// [`zip_on`] with a function that is not a closure.
+///
+/// # Panics
+/// If a slice is shorter than `dst`.
+pub(crate) fn evaluate<T: Real, const N: usize>(
+    threads: &Threads,
+    dst: &mut [T],
+    mode: Write,
+    from: [&[T]; N],
+    value: &(impl Lanewise<T, N> + Sync),
+) {
+    threads.for_each_chunk(dst, PIECE, |index, dst| {
+        let from = from.map(|slice| &slice[index * PIECE..]);
+        vectorized(Zip { dst, mode, from, value });
+    });
 }
 
 struct Zip<'a, T, F, const N: usize> {
     dst: &'a mut [T],
     mode: Write,
     from: [&'a [T]; N],
-    value: F,
+    value: &'a F,
 }
 
-impl<T: Real, F: Fn([T; N]) -> T, const N: usize> Kernel for Zip<'_, T, F, N> {
+impl<T: Real, F: Lanewise<T, N>, const N: usize> Kernel for Zip<'_, T, F, N> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         // Cut to one length here, so that the loops below need no checks.
-        let from = self.from.map(|slice| &slice[..self.dst.len()]);
-        Each {
-            dst: self.dst,
-            mode: self.mode,
-            value: |i| (self.value)(from.map(|slice| slice[i])),
+        let len = self.dst.len();
+        let (dst, from) = (self.dst, self.from.map(|slice| &slice[..len]));
+        match self.mode {
+            Write::Set => {
+                for (i, dst) in dst.iter_mut().enumerate() {
+                    *dst = self.value.of(from.map(|slice| slice[i]));
+                }
+            }
+            Write::Add => {
+                for (i, dst) in dst.iter_mut().enumerate() {
+                    *dst += self.value.of(from.map(|slice| slice[i]));
+                }
+            }
         }
-        .run();
     }
 }
 
@@ -129,23 +178,6 @@ impl<T: Real, F: Fn(usize) -> T> Kernel for Total<F> {
     }
 }
 
-/// Sums a `[rows, columns]` matrix over its rows, from the first to the last.
-pub(crate) fn sum_rows<T: Real>(
-    dst: &mut [T],
-    mode: Write,
-    rows: usize,
-    value: impl Fn(usize) -> T,
-) {
-    let columns = dst.len();
-    if rows == 0 && mode == Write::Set {
-        dst.fill(T::ZERO);
-    }
-    for row in 0..rows {
-        let mode = if row == 0 { mode } else { Write::Add };
-        write(dst, mode, |column| value(row * columns + column));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,13 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_added_up_or_overwritten() {
-        let mut dst = [10.0_f32, 10.0];
-        sum_rows(&mut dst, Write::Add, 3, |i| i as f32);
-        assert_eq!(dst, [16.0, 19.0]);
-        sum_rows(&mut dst, Write::Set, 3, |i| i as f32);
-        assert_eq!(dst, [6.0, 9.0]);
-        sum_rows(&mut dst, Write::Set, 0, |i| i as f32);
-        assert_eq!(dst, [0.0, 0.0]);
+    fn pieces_of_threads_are_those_of_one_loop() {
+        let x: Vec<f32> = (0..2 * PIECE + 7).map(|i| (i % 97) as f32).collect();
+        for threads in [1, 2, 3] {
+            let threads = Threads::new(threads).unwrap();
+            let mut dst = vec![f32::NAN; x.len()];
+            zip_on(&threads, &mut dst, Write::Set, [&x, &x], |[a, b]| a + b);
+            zip_on(&threads, &mut dst, Write::Add, [&x], |[a]| -a);
+            assert_eq!(dst, x);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Sums and maxima of rows and columns, in lanes that become vector code.
 
-use super::{Each, Kernel, Write, Zip, vectorized};
+use super::{Each, Kernel, Threads, Write, Zip, vectorized};
 use crate::real::Real;
 
 const LANES: usize = 16;
@@ -165,6 +165,23 @@ pub(crate) fn exponentials<T: Real>(
     }
 }
 
+/// The sum of e to the power of the elements less `max`.
+pub(crate) fn exponential_sum<T: Real>(x: &[T], max: T) -> f64 {
+    let mut total = Sums::new();
+    exponentials(
+        x.len(),
+        |at, e| super::zip(e, Write::Set, [&x[at..]], |[x]| x - max),
+        |_, e| total.add([e], |[e]| [e]),
+    );
+    let [total] = total.totals();
+    total
+}
+
+/// How many rows of that length a thread works on at a time.
+pub(crate) fn rows_of_piece(len: usize) -> usize {
+    (super::PIECE / len.max(1)).max(1)
+}
+
 /// Replaces each element by e to the power of it.
 pub(crate) fn exp_each<T: Real>(dst: &mut [T]) {
     vectorized(Exponentials { dst });
@@ -186,7 +203,7 @@ impl<T: Real> Kernel for Exponentials<'_, T> {
 }
 
 /// Sums over the rows of a matrix as wide as `dst`, whose elements are `value(row)` of those of several
-/// matrices at the same place.
+/// matrices at the same place. Threads share columns.
 ///
 /// # Determinism
 /// 64 rows at a time are added from the first to the last, and these sums likewise, in `f64`.
@@ -195,19 +212,31 @@ impl<T: Real> Kernel for Exponentials<'_, T> {
 /// If one of the matrices is shorter than the first.
 #[inline(always)]
 pub(crate) fn sum_columns<T: Real, const M: usize, F: Fn([T; M]) -> T>(
+    threads: &Threads,
     dst: &mut [T],
     mode: Write,
     from: [&[T]; M],
-    value: impl Fn(usize) -> F,
+    value: impl Fn(usize) -> F + Sync,
 ) {
-    vectorized(Columns { dst, mode, from, value });
+    let columns = dst.len();
+    // Each column's sum is one thread's, wherever the shares end.
+    let share = columns.div_ceil(threads.count()).next_multiple_of(4 * LANES);
+    threads.for_each_chunk(dst, share, |index, dst| {
+        vectorized(Columns { dst, mode, from, columns, first: index * share, value: &value });
+    });
 }
 
+/// Columns whose sums stay in the nearest cache. Wide, so that rows are read in long runs.
+const WIDTH: usize = 1024;
+
+/// Sums of `dst.len()` columns from the first, of matrices of `columns` columns.
 struct Columns<'a, T, V, const M: usize> {
     dst: &'a mut [T],
     mode: Write,
     from: [&'a [T]; M],
-    value: V,
+    columns: usize,
+    first: usize,
+    value: &'a V,
 }
 
 impl<T: Real, V: Fn(usize) -> F, F: Fn([T; M]) -> T, const M: usize> Kernel
@@ -217,10 +246,8 @@ impl<T: Real, V: Fn(usize) -> F, F: Fn([T; M]) -> T, const M: usize> Kernel
 
     #[inline(always)]
     fn run(self) {
-        /// Columns whose sums stay in the nearest cache.
-        const WIDTH: usize = 64;
         const ROWS: usize = 64;
-        let (from, mode, columns) = (self.from, self.mode, self.dst.len());
+        let (from, mode, columns) = (self.from, self.mode, self.columns);
         let rows = from[0].len().checked_div(columns).unwrap_or(0);
         for (tile, dst) in self.dst.chunks_mut(WIDTH).enumerate() {
             let mut totals = [0.0_f64; WIDTH];
@@ -228,10 +255,10 @@ impl<T: Real, V: Fn(usize) -> F, F: Fn([T; M]) -> T, const M: usize> Kernel
                 let mut block = [T::ZERO; WIDTH];
                 let block = &mut block[..dst.len()];
                 for row in first..rows.min(first + ROWS) {
-                    let start = row * columns + tile * WIDTH;
+                    let start = row * columns + self.first + tile * WIDTH;
                     let from = from.map(|slice| &slice[start..]);
-                    Zip { dst: &mut *block, mode: Write::Add, from, value: (self.value)(row) }
-                        .run();
+                    let value = &(self.value)(row);
+                    Zip { dst: &mut *block, mode: Write::Add, from, value }.run();
                 }
                 for (total, sum) in totals.iter_mut().zip(block) {
                     *total += sum.to_f64();
@@ -271,7 +298,7 @@ mod tests {
         let exact = f64::from(0.1_f32) * x.len() as f64;
         assert!((sum / exact - 1.0).abs() < 1e-6, "{sum} {exact}");
         let mut dst = [0.0_f32; 1];
-        sum_columns(&mut dst, Write::Set, [&x], |_| |[x]| x);
+        sum_columns(&Threads::single(), &mut dst, Write::Set, [&x], |_| |[x]| x);
         assert!((f64::from(dst[0]) / exact - 1.0).abs() < 1e-6, "{dst:?} {exact}");
     }
 
@@ -289,17 +316,18 @@ mod tests {
 
     #[test]
     fn columns_are_added_up_or_overwritten() {
-        for (rows, columns) in [(0, 3), (1, 1), (3, 5), (130, 64), (65, 150)] {
+        let threads = Threads::new(2).unwrap();
+        for (rows, columns) in [(0, 3), (1, 1), (3, 5), (130, 64), (65, 150), (3, 1100)] {
             let x: Vec<_> = (0..rows * columns).map(|i| (i % 89) as f64).collect();
             let sum = |column| (0..rows).map(|row| row as f64 * x[row * columns + column]).sum();
             let expected: Vec<f64> = (0..columns).map(sum).collect();
             let mut dst = vec![f64::NAN; columns];
-            sum_columns(&mut dst, Write::Set, [&x], |row| move |[x]| row as f64 * x);
+            sum_columns(&threads, &mut dst, Write::Set, [&x], |row| move |[x]| row as f64 * x);
             assert_eq!(dst, expected);
-            sum_columns(&mut dst, Write::Add, [&x], |row| move |[x]| -(row as f64) * x);
+            sum_columns(&threads, &mut dst, Write::Add, [&x], |row| move |[x]| -(row as f64) * x);
             assert_eq!(dst, vec![0.0; columns]);
         }
-        sum_columns::<f64, 1, _>(&mut [], Write::Set, [&[]], |_| |[x]| x);
+        sum_columns::<f64, 1, _>(&threads, &mut [], Write::Set, [&[]], |_| |[x]| x);
     }
 
     #[test]
@@ -311,7 +339,17 @@ mod tests {
             vectorized_on(isa, AddUp { lanes: &mut lanes, from: [&x, &x[..1009]], value: &value });
             let mut dst = [0.0; 7];
             let value = |row| move |[x]: [f32; 1]| x * row as f32 + 0.1;
-            vectorized_on(isa, Columns { dst: &mut dst, mode: Write::Set, from: [&x], value });
+            vectorized_on(
+                isa,
+                Columns {
+                    dst: &mut dst,
+                    mode: Write::Set,
+                    from: [&x],
+                    columns: 7,
+                    first: 0,
+                    value: &value,
+                },
+            );
             (lanes[0].map(f32::to_bits), dst.map(f32::to_bits))
         };
         for isa in Isa::supported() {

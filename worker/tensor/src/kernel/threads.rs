@@ -73,6 +73,30 @@ impl Threads {
             _ => dst.chunks_mut(chunk_len).enumerate().for_each(|(i, chunk)| work(i, chunk)),
         }
     }
+
+    /// Cuts two slices into as many chunks each, of `lens` elements (the last may be shorter), and calls `work`
+    /// with the chunks of one index.
+    pub(crate) fn for_each_pair<T: Send>(
+        &self,
+        (a, b): (&mut [T], &mut [T]),
+        lens: (usize, usize),
+        work: impl Fn(usize, &mut [T], &mut [T]) + Sync + Send,
+    ) {
+        let lens = (lens.0.max(1), lens.1.max(1));
+        match &self.pool {
+            Some(pool) if lens.0 < a.len() => pool.install(|| {
+                a.par_chunks_mut(lens.0)
+                    .zip(b.par_chunks_mut(lens.1))
+                    .enumerate()
+                    .with_max_len(1)
+                    .for_each(|(index, (a, b))| work(index, a, b));
+            }),
+            _ => {
+                let pairs = a.chunks_mut(lens.0).zip(b.chunks_mut(lens.1));
+                pairs.enumerate().for_each(|(index, (a, b))| work(index, a, b));
+            }
+        }
+    }
 }
 
 impl Default for Threads {
@@ -126,6 +150,19 @@ mod tests {
             threads.for_each_chunk(&mut dst, 4, |index, chunk| chunk.fill(index + 1));
             assert_eq!(dst, [1, 1, 1, 1, 2, 2, 2, 2, 3, 3]);
             threads.for_each_chunk(&mut [] as &mut [i32], 4, |_, _| panic!("nothing to do"));
+        }
+    }
+
+    #[test]
+    fn chunks_of_two_slices_come_in_pairs() {
+        for count in [1, 3] {
+            let threads = Threads::new(count).unwrap();
+            let (mut a, mut b) = ([0; 10], [0; 5]);
+            threads.for_each_pair((&mut a, &mut b), (4, 2), |index, a, b| {
+                a.fill(index + 1);
+                b.fill(index + 1);
+            });
+            assert_eq!((a, b), ([1, 1, 1, 1, 2, 2, 2, 2, 3, 3], [1, 1, 2, 2, 3]));
         }
     }
 

@@ -5,13 +5,14 @@ use std::ops::RangeInclusive;
 use super::{Call, Chain, Forward, Operation, Target};
 use crate::{
     error::OpError,
-    kernel::{Write, sum, sum_rows, write},
+    kernel::{Lanewise, Threads, Write, evaluate, sum, write},
     meta::{Dims, MAX_RANK, Meta},
     real::Real,
 };
 
-/// `y = value(a, b)`, with the derivatives known from the inputs.
-pub(super) trait Pairwise {
+/// `y = value(a, b)`, with the derivatives known from the inputs. Methods are `#[inline(always)]`: see
+/// [`Lanewise`].
+pub(super) trait Pairwise: Sync {
     fn value<T: Real>(&self, a: T, b: T) -> T;
 
     /// One element's share in the gradient of input `which`.
@@ -52,6 +53,19 @@ impl<P: Pairwise> Operation for Binary<P> {
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
         let (a, b) = (&cx.inputs[0], &cx.inputs[1]);
         let repeat = Repeat::pair(&a.meta.shape, &b.meta.shape);
+        if let [Repeat::Whole, Repeat::Whole] = repeat {
+            let from = [a.floats, b.floats];
+            evaluate(cx.threads, cx.out.floats, Write::Set, from, &Value(&self.0));
+            return Ok(());
+        }
+        if let [Repeat::Whole, Repeat::Rows] = repeat {
+            let (a, row) = (a.floats, b.floats);
+            let value = &Value(&self.0);
+            cx.threads.for_each_chunk(cx.out.floats, row.len(), |index, y| {
+                evaluate(&Threads::single(), y, Write::Set, [&a[index * row.len()..], row], value);
+            });
+            return Ok(());
+        }
         let (a, b) = (Repeated::new(a.floats, &repeat[0]), Repeated::new(b.floats, &repeat[1]));
         write(cx.out.floats, Write::Set, |i| self.0.value(a.at(i), b.at(i)));
         Ok(())
@@ -60,6 +74,10 @@ impl<P: Pairwise> Operation for Binary<P> {
     fn gradient<T: Real>(&self, which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
         let (a, b) = (&chain.inputs[0], &chain.inputs[1]);
         let repeat = Repeat::pair(&a.meta.shape, &b.meta.shape);
+        if let [Repeat::Whole, Repeat::Whole] = repeat {
+            let from = [chain.grad, a.floats, b.floats];
+            return evaluate(chain.threads, to.dst, to.mode, from, &Share(&self.0, which));
+        }
         let (a, b) = (Repeated::new(a.floats, &repeat[0]), Repeated::new(b.floats, &repeat[1]));
         let share = |i: usize| self.0.chain(which, chain.grad[i], a.at(i), b.at(i));
         match &repeat[which] {
@@ -69,8 +87,22 @@ impl<P: Pairwise> Operation for Binary<P> {
                 to.write(|_| total);
             }
             Repeat::Rows => {
-                let rows = chain.grad.len() / to.dst.len().max(1);
-                sum_rows(to.dst, to.mode, rows, share);
+                let columns = to.dst.len();
+                let rows = chain.grad.len() / columns.max(1);
+                if rows == 0 && to.mode == Write::Set {
+                    to.dst.fill(T::ZERO);
+                }
+                for row in 0..rows {
+                    let (mode, start) =
+                        (if row == 0 { to.mode } else { Write::Add }, row * columns);
+                    match (a.row(start), b.row(start)) {
+                        (Some(a), Some(b)) => {
+                            let from = [&chain.grad[start..], a, b];
+                            evaluate(chain.threads, to.dst, mode, from, &Share(&self.0, which));
+                        }
+                        _ => write(to.dst, mode, |column| share(start + column)),
+                    }
+                }
             }
             Repeat::Axes(axes) => {
                 let repeats = chain.grad.len() / to.dst.len().max(1);
@@ -80,14 +112,35 @@ impl<P: Pairwise> Operation for Binary<P> {
     }
 }
 
+pub(super) struct Value<'a, P>(pub(super) &'a P);
+
+impl<T: Real, P: Pairwise> Lanewise<T, 2> for Value<'_, P> {
+    #[inline(always)]
+    fn of(&self, [a, b]: [T; 2]) -> T {
+        self.0.value(a, b)
+    }
+}
+
+/// One element's share in the gradient of the input of that number.
+pub(super) struct Share<'a, P>(pub(super) &'a P, pub(super) usize);
+
+impl<T: Real, P: Pairwise> Lanewise<T, 3> for Share<'_, P> {
+    #[inline(always)]
+    fn of(&self, [grad, a, b]: [T; 3]) -> T {
+        self.0.chain(self.1, grad, a, b)
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Add;
 
 impl Pairwise for Add {
+    #[inline(always)]
     fn value<T: Real>(&self, a: T, b: T) -> T {
         a + b
     }
 
+    #[inline(always)]
     fn chain<T: Real>(&self, _which: usize, grad: T, _a: T, _b: T) -> T {
         grad
     }
@@ -97,10 +150,12 @@ impl Pairwise for Add {
 pub(super) struct Sub;
 
 impl Pairwise for Sub {
+    #[inline(always)]
     fn value<T: Real>(&self, a: T, b: T) -> T {
         a - b
     }
 
+    #[inline(always)]
     fn chain<T: Real>(&self, which: usize, grad: T, _a: T, _b: T) -> T {
         if which == 0 { grad } else { -grad }
     }
@@ -110,10 +165,12 @@ impl Pairwise for Sub {
 pub(super) struct Mul;
 
 impl Pairwise for Mul {
+    #[inline(always)]
     fn value<T: Real>(&self, a: T, b: T) -> T {
         a * b
     }
 
+    #[inline(always)]
     fn chain<T: Real>(&self, which: usize, grad: T, a: T, b: T) -> T {
         if which == 0 { grad * b } else { grad * a }
     }
@@ -123,10 +180,12 @@ impl Pairwise for Mul {
 pub(super) struct Div;
 
 impl Pairwise for Div {
+    #[inline(always)]
     fn value<T: Real>(&self, a: T, b: T) -> T {
         a / b
     }
 
+    #[inline(always)]
     fn chain<T: Real>(&self, which: usize, grad: T, a: T, b: T) -> T {
         if which == 0 { grad / b } else { -(grad * a) / (b * b) }
     }
@@ -222,6 +281,15 @@ impl<'a, T: Real> Repeated<'a, T> {
             Repeat::Scalar => Self::Scalar(data.first().copied().unwrap_or(T::ZERO)),
             Repeat::Rows => Self::Rows(data),
             Repeat::Axes(axes) => Self::Axes(data, axes),
+        }
+    }
+
+    /// What lies at the places from `start` on, as long as a row of what is repeated by rows.
+    fn row(&self, start: usize) -> Option<&'a [T]> {
+        match self {
+            Self::Whole(data) => Some(&data[start..]),
+            Self::Rows(data) => Some(data),
+            Self::Scalar(_) | Self::Axes(..) => None,
         }
     }
 

@@ -6,14 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Call, Chain, Forward, Operand, Operation, Target,
-    unary::{ElementWise, Gelu, GeluTanh, Relu},
+    unary::{ElementWise as _, Gelu, GeluTanh, Relu, Smooth},
 };
 use crate::{
     error::OpError,
     kernel::{
-        Bias, Epilogue, Matrix, MatrixMut, Product, Scratch, Write, gemm, map, sum_rows, zip,
+        Bias, Epilogue, Kernel, Matrix, MatrixMut, PIECE, Product, Scratch, Threads, Write, gemm,
+        sum_columns, vectorized, zip_on,
     },
-    meta::Meta,
+    meta::{Meta, elements},
     real::Real,
 };
 
@@ -46,8 +47,8 @@ pub(super) enum Weights {
 pub(super) struct Linear(pub(super) Activation, pub(super) Weights);
 
 impl Linear {
-    /// Whether backward needs the numbers before the activation.
-    fn keeps_input_of_activation(self) -> bool {
+    /// Whether forward keeps the derivative of the activation, for backward.
+    fn keeps_slope(self) -> bool {
         match self.0 {
             Activation::None | Activation::Relu => false,
             Activation::Gelu | Activation::GeluTanh => true,
@@ -94,7 +95,7 @@ impl Operation for Linear {
     }
 
     fn saved_len(&self, _inputs: &[&Meta], out: &Meta) -> usize {
-        if self.keeps_input_of_activation() { out.len() } else { 0 }
+        if self.keeps_slope() { out.len() } else { 0 }
     }
 
     /// `y = act(x wᵀ + b)`, the sum of a product first, then the bias.
@@ -108,15 +109,14 @@ impl Operation for Linear {
                 gemm::Activation::Identity
             }
         };
-        let y = if self.keeps_input_of_activation() { &mut *cx.saved } else { &mut *cx.out.floats };
+        let y = if self.keeps_slope() { &mut *cx.saved } else { &mut *cx.out.floats };
         let y = MatrixMut::new(y, rows_of(cx.inputs[0].meta), outputs);
         let product = Product::new(x, w.transposed()).then(Epilogue { bias, activation });
         Scratch::with_local(|scratch| product.run(y, cx.threads, scratch));
-        let (y, z) = (cx.out.floats, &*cx.saved);
         match self.0 {
             Activation::None | Activation::Relu => {}
-            Activation::Gelu => map(y, z, |z| Gelu.value(z)),
-            Activation::GeluTanh => map(y, z, |z| GeluTanh.value(z)),
+            Activation::Gelu => activate(cx.threads, Gelu, cx.out.floats, cx.saved),
+            Activation::GeluTanh => activate(cx.threads, GeluTanh, cx.out.floats, cx.saved),
         }
         Ok(())
     }
@@ -127,13 +127,16 @@ impl Operation for Linear {
 
     /// The gradient before the activation.
     fn prepare<T: Real>(&self, chain: &Chain<'_, T>, prepared: &mut [T]) {
-        let (g, y, z) = (chain.grad, chain.output, chain.saved);
+        let (g, y, slope) = (chain.grad, chain.output, chain.saved);
         match self.0 {
             Activation::None => {}
-            Activation::Relu => zip(prepared, Write::Set, [g, y], |[g, y]| Relu.chain(g, y, y)),
-            Activation::Gelu => zip(prepared, Write::Set, [g, z], |[g, z]| Gelu.chain(g, z, z)),
-            Activation::GeluTanh => {
-                zip(prepared, Write::Set, [g, z], |[g, z]| GeluTanh.chain(g, z, z));
+            Activation::Relu => {
+                let value = |[g, y]: [T; 2]| Relu.chain(g, y, y);
+                zip_on(chain.threads, prepared, Write::Set, [g, y], value);
+            }
+            Activation::Gelu | Activation::GeluTanh => {
+                let value = |[g, slope]: [T; 2]| g * slope;
+                zip_on(chain.threads, prepared, Write::Set, [g, slope], value);
             }
         }
     }
@@ -149,11 +152,35 @@ impl Operation for Linear {
             (0, _) => (g, w),
             (1, Weights::OutIn) => (g.transposed(), x),
             (1, Weights::InOut) => (x.transposed(), g),
-            _ => return sum_rows(to.dst, to.mode, rows, |i| grad[i]),
+            _ => return sum_columns(chain.threads, to.dst, to.mode, [grad], |_| |[g]| g),
         };
         let dst = MatrixMut::new(to.dst, a.rows(), b.columns());
         let product = Product::new(a, b).mode(to.mode);
         Scratch::with_local(|scratch| product.run(dst, chain.threads, scratch));
+    }
+}
+
+/// Writes the function of `z`, and its derivative over `z`.
+fn activate<T: Real>(threads: &Threads, function: impl Smooth, y: &mut [T], z: &mut [T]) {
+    threads.for_each_pair((y, z), (PIECE, PIECE), |_, y, z| {
+        vectorized(Activate { y, z, function: &function });
+    });
+}
+
+struct Activate<'a, T, F> {
+    y: &'a mut [T],
+    z: &'a mut [T],
+    function: &'a F,
+}
+
+impl<T: Real, F: Smooth> Kernel for Activate<'_, T, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (y, z) in self.y.iter_mut().zip(self.z) {
+            (*y, *z) = self.function.with_slope(*z);
+        }
     }
 }
 
@@ -167,5 +194,5 @@ fn flat_rows<'a, T: Real>(x: &Operand<'a, T>) -> Matrix<'a, T> {
 }
 
 fn rows_of(x: &Meta) -> usize {
-    x.shape[..x.rank() - 1].iter().product()
+    elements(&x.shape[..x.rank() - 1])
 }

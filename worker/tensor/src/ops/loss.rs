@@ -4,10 +4,13 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Chain, Forward, Operation, Target, broadcast::Pairwise};
+use super::{
+    Call, Chain, Forward, Operation, Target,
+    broadcast::{Pairwise, Share, Value},
+};
 use crate::{
     error::OpError,
-    kernel::{Write, exponentials, max, sums, zip},
+    kernel::{Write, evaluate, exponential_sum, exponentials, max, rows_of_piece, sums, zip},
     meta::{DType, Meta},
     real::Real,
 };
@@ -51,31 +54,25 @@ impl Operation for CrossEntropy {
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
         let (x, targets) = (cx.inputs[0].floats, cx.inputs[1].ints);
         let classes = cx.inputs[0].meta.shape[1];
-        let rows = x.chunks_exact(classes).zip(targets).zip(cx.saved.chunks_exact_mut(2));
-        for (row, (loss, ((x, &target), saved))) in cx.out.floats.iter_mut().zip(rows).enumerate() {
-            saved.fill(T::ZERO);
-            *loss = T::ZERO;
-            if Some(target) == self.ignore_index {
-                continue;
+        for (row, &index) in targets.iter().enumerate() {
+            let is_class = usize::try_from(index).is_ok_and(|target| target < classes);
+            if Some(index) != self.ignore_index && !is_class {
+                let (op, len) = ("cross_entropy", classes);
+                return Err(OpError::IndexOutOfRange { op, row, index, len });
             }
-            let target = usize::try_from(target).ok().filter(|&target| target < classes).ok_or(
-                OpError::IndexOutOfRange { op: "cross_entropy", row, index: target, len: classes },
-            )?;
-            let max = max(x);
-            let log;
-            if self.label_smoothing == 0.0 {
-                let [sum] = sums([x], |[x]| [(x - max).exp()]);
-                log = sum.ln();
-                *loss = T::from_f64(log - (x[target] - max).to_f64());
-            } else {
-                let [sum, rest] = sums([x], |[x]| [(x - max).exp(), x - max]);
-                log = sum.ln();
-                let hit = (1.0 - self.label_smoothing) * (log - (x[target] - max).to_f64());
-                let even = self.label_smoothing * (log - rest / classes as f64);
-                *loss = T::from_f64(hit + even);
-            }
-            saved.copy_from_slice(&[max, T::from_f64(log)]);
         }
+        let rows = rows_of_piece(classes);
+        cx.threads.for_each_pair((cx.out.floats, cx.saved), (rows, 2 * rows), |piece, y, saved| {
+            let places = (piece * rows..).zip(y).zip(saved.chunks_exact_mut(2));
+            for ((row, loss), saved) in places {
+                saved.fill(T::ZERO);
+                *loss = T::ZERO;
+                if Some(targets[row]) != self.ignore_index {
+                    let x = &x[row * classes..][..classes];
+                    (*loss, saved[0], saved[1]) = self.row(x, targets[row] as usize);
+                }
+            }
+        });
         Ok(())
     }
 
@@ -85,25 +82,42 @@ impl Operation for CrossEntropy {
         let classes = chain.inputs[0].meta.shape[1];
         let even = T::from_f64(self.label_smoothing / classes as f64);
         let hit = T::from_f64(1.0 - self.label_smoothing);
-        let rows = x
-            .chunks_exact(classes)
-            .zip(targets)
-            .zip(chain.grad.iter().zip(chain.saved.chunks_exact(2)));
-        for (dst, ((x, &target), (&g, saved))) in to.dst.chunks_exact_mut(classes).zip(rows) {
-            if Some(target) == self.ignore_index {
-                if to.mode == Write::Set {
-                    dst.fill(T::ZERO);
+        let rows = rows_of_piece(classes);
+        chain.threads.for_each_chunk(to.dst, rows * classes, |piece, dst| {
+            for (row, dst) in (piece * rows..).zip(dst.chunks_exact_mut(classes)) {
+                let (x, target, g) = (&x[row * classes..], targets[row], chain.grad[row]);
+                if Some(target) == self.ignore_index {
+                    if to.mode == Write::Set {
+                        dst.fill(T::ZERO);
+                    }
+                    continue;
                 }
-                continue;
+                let (max, log) = (chain.saved[2 * row], chain.saved[2 * row + 1]);
+                exponentials(
+                    classes,
+                    |at, e| zip(e, Write::Set, [&x[at..]], |[x]| (x - max) - log),
+                    |at, e| zip(&mut dst[at..][..e.len()], to.mode, [e], |[e]| g * (e - even)),
+                );
+                dst[target as usize] += -(g * hit);
             }
-            let (max, log) = (saved[0], saved[1]);
-            exponentials(
-                classes,
-                |at, e| zip(e, Write::Set, [&x[at..]], |[x]| (x - max) - log),
-                |at, e| zip(&mut dst[at..][..e.len()], to.mode, [e], |[e]| g * (e - even)),
-            );
-            dst[target as usize] += -(g * hit);
-        }
+        });
+    }
+}
+
+impl CrossEntropy {
+    /// Loss, maximum and the logarithm of the sum of a row.
+    fn row<T: Real>(&self, x: &[T], target: usize) -> (T, T, T) {
+        let (max, classes) = (max(x), x.len() as f64);
+        let sum = exponential_sum(x, max);
+        let log = sum.ln();
+        let hit = log - (x[target] - max).to_f64();
+        let loss = if self.label_smoothing == 0.0 {
+            hit
+        } else {
+            let [rest] = sums([x], |[x]| [x - max]);
+            (1.0 - self.label_smoothing) * hit + self.label_smoothing * (log - rest / classes)
+        };
+        (T::from_f64(loss), max, T::from_f64(log))
     }
 }
 
@@ -126,13 +140,14 @@ impl<P: Pairwise> Operation for ElementLoss<P> {
 
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
         let (x, target) = (cx.inputs[0].floats, cx.inputs[1].floats);
-        zip(cx.out.floats, Write::Set, [x, target], |[x, t]| self.0.value(x, t));
+        evaluate(cx.threads, cx.out.floats, Write::Set, [x, target], &Value(&self.0));
         Ok(())
     }
 
     fn gradient<T: Real>(&self, which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
         let (x, target) = (chain.inputs[0].floats, chain.inputs[1].floats);
-        zip(to.dst, to.mode, [chain.grad, x, target], |[g, x, t]| self.0.chain(which, g, x, t));
+        let from = [chain.grad, x, target];
+        evaluate(chain.threads, to.dst, to.mode, from, &Share(&self.0, which));
     }
 }
 

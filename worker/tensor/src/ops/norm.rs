@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Call, Chain, Forward, Operation, Target};
 use crate::{
     error::OpError,
-    kernel::{Write, sum_columns, sums, zip},
+    kernel::{Write, rows_of_piece, sum_columns, sums, zip},
     meta::Meta,
     real::Real,
 };
@@ -41,15 +41,20 @@ impl Operation for LayerNorm {
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
         let d = width(cx.inputs[0].meta);
         let [x, weight, bias] = std::array::from_fn(|i| cx.inputs[i].floats);
-        let rows = x.chunks_exact(d).zip(cx.saved.chunks_exact_mut(2));
-        for (y, (x, saved)) in cx.out.floats.chunks_exact_mut(d).zip(rows) {
-            let [sum] = sums([x], |[x]| [x]);
-            let mean = T::from_f64(sum / d as f64);
-            let [squares] = sums([x], |[x]| [(x - mean) * (x - mean)]);
-            let inverse = T::from_f64(1.0 / (squares / d as f64 + self.eps).sqrt());
-            saved.copy_from_slice(&[mean, inverse]);
-            zip(y, Write::Set, [x, weight, bias], |[x, w, b]| (x - mean) * inverse * w + b);
-        }
+        let rows = rows_of_piece(d);
+        let lens = (rows * d, 2 * rows);
+        cx.threads.for_each_pair((cx.out.floats, cx.saved), lens, |piece, y, saved| {
+            let places = (piece * rows..).zip(saved.chunks_exact_mut(2));
+            for (y, (row, saved)) in y.chunks_exact_mut(d).zip(places) {
+                let x = &x[row * d..][..d];
+                let [sum] = sums([x], |[x]| [x]);
+                let mean = T::from_f64(sum / d as f64);
+                let [squares] = sums([x], |[x]| [(x - mean) * (x - mean)]);
+                let inverse = T::from_f64(1.0 / (squares / d as f64 + self.eps).sqrt());
+                saved.copy_from_slice(&[mean, inverse]);
+                zip(y, Write::Set, [x, weight, bias], |[x, w, b]| (x - mean) * inverse * w + b);
+            }
+        });
         Ok(())
     }
 
@@ -61,25 +66,28 @@ impl Operation for LayerNorm {
         let (g, saved) = (chain.grad, chain.saved);
         match which {
             0 => {
-                let rows = x.chunks_exact(d).zip(g.chunks_exact(d)).zip(saved.chunks_exact(2));
-                for (dst, ((x, g), saved)) in to.dst.chunks_exact_mut(d).zip(rows) {
-                    let (mean, inverse) = (saved[0], saved[1]);
-                    let [sum, product] = sums([x, g, weight], |[x, g, w]| {
-                        let h = g * w;
-                        [h, h * (x - mean)]
-                    });
-                    let shift = T::from_f64(sum / d as f64);
-                    let slope = T::from_f64(product / d as f64) * inverse * inverse;
-                    zip(dst, to.mode, [x, g, weight], |[x, g, w]| {
-                        (g * w - shift - (x - mean) * slope) * inverse
-                    });
-                }
+                let rows = rows_of_piece(d);
+                chain.threads.for_each_chunk(to.dst, rows * d, |piece, dst| {
+                    for (row, dst) in (piece * rows..).zip(dst.chunks_exact_mut(d)) {
+                        let [x, g] = [x, g].map(|slice| &slice[row * d..][..d]);
+                        let (mean, inverse) = (saved[2 * row], saved[2 * row + 1]);
+                        let [sum, product] = sums([x, g, weight], |[x, g, w]| {
+                            let h = g * w;
+                            [h, h * (x - mean)]
+                        });
+                        let shift = T::from_f64(sum / d as f64);
+                        let slope = T::from_f64(product / d as f64) * inverse * inverse;
+                        zip(dst, to.mode, [x, g, weight], |[x, g, w]| {
+                            (g * w - shift - (x - mean) * slope) * inverse
+                        });
+                    }
+                });
             }
-            1 => sum_columns(to.dst, to.mode, [x, g], |row| {
+            1 => sum_columns(chain.threads, to.dst, to.mode, [x, g], |row| {
                 let (mean, inverse) = (saved[2 * row], saved[2 * row + 1]);
                 move |[x, g]| g * ((x - mean) * inverse)
             }),
-            _ => sum_columns(to.dst, to.mode, [g], |_| |[g]| g),
+            _ => sum_columns(chain.threads, to.dst, to.mode, [g], |_| |[g]| g),
         }
     }
 }
@@ -112,13 +120,16 @@ impl Operation for RmsNorm {
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
         let d = width(cx.inputs[0].meta);
         let (x, weight) = (cx.inputs[0].floats, cx.inputs[1].floats);
-        let rows = x.chunks_exact(d).zip(cx.saved);
-        for (y, (x, saved)) in cx.out.floats.chunks_exact_mut(d).zip(rows) {
-            let [squares] = sums([x], |[x]| [x * x]);
-            let inverse = T::from_f64(1.0 / (squares / d as f64 + self.eps).sqrt());
-            *saved = inverse;
-            zip(y, Write::Set, [x, weight], |[x, w]| x * inverse * w);
-        }
+        let rows = rows_of_piece(d);
+        cx.threads.for_each_pair((cx.out.floats, cx.saved), (rows * d, rows), |piece, y, saved| {
+            for (y, (row, saved)) in y.chunks_exact_mut(d).zip((piece * rows..).zip(saved)) {
+                let x = &x[row * d..][..d];
+                let [squares] = sums([x], |[x]| [x * x]);
+                let inverse = T::from_f64(1.0 / (squares / d as f64 + self.eps).sqrt());
+                *saved = inverse;
+                zip(y, Write::Set, [x, weight], |[x, w]| x * inverse * w);
+            }
+        });
         Ok(())
     }
 
@@ -128,17 +139,20 @@ impl Operation for RmsNorm {
         let (x, weight) = (chain.inputs[0].floats, chain.inputs[1].floats);
         let (g, saved) = (chain.grad, chain.saved);
         if which == 1 {
-            return sum_columns(to.dst, to.mode, [x, g], |row| {
+            return sum_columns(chain.threads, to.dst, to.mode, [x, g], |row| {
                 let inverse = saved[row];
                 move |[x, g]| g * (x * inverse)
             });
         }
-        let rows = x.chunks_exact(d).zip(g.chunks_exact(d)).zip(saved);
-        for (dst, ((x, g), &inverse)) in to.dst.chunks_exact_mut(d).zip(rows) {
-            let [product] = sums([x, g, weight], |[x, g, w]| [g * w * x]);
-            let slope = T::from_f64(product / d as f64) * inverse * inverse;
-            zip(dst, to.mode, [x, g, weight], |[x, g, w]| (g * w - x * slope) * inverse);
-        }
+        let rows = rows_of_piece(d);
+        chain.threads.for_each_chunk(to.dst, rows * d, |piece, dst| {
+            for (row, dst) in (piece * rows..).zip(dst.chunks_exact_mut(d)) {
+                let ([x, g], inverse) = ([x, g].map(|slice| &slice[row * d..][..d]), saved[row]);
+                let [product] = sums([x, g, weight], |[x, g, w]| [g * w * x]);
+                let slope = T::from_f64(product / d as f64) * inverse * inverse;
+                zip(dst, to.mode, [x, g, weight], |[x, g, w]| (g * w - x * slope) * inverse);
+            }
+        });
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use super::{Call, Chain, Forward, Operation, Target};
 use crate::{
     error::OpError,
-    kernel::{Write, exp_each, exponentials, map, max, sums, zip},
+    kernel::{Write, exp_each, exponential_sum, exponentials, max, rows_of_piece, sums, zip},
     meta::Meta,
     real::Real,
 };
@@ -26,26 +26,33 @@ impl Operation for Softmax {
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
         let classes = cx.inputs[0].meta.last().unwrap_or(1);
         let x = cx.inputs[0].floats;
-        for (x, y) in x.chunks_exact(classes).zip(cx.out.floats.chunks_exact_mut(classes)) {
-            let max = max(x);
-            map(y, x, |x| x - max);
-            exp_each(y);
-            let [sum] = sums([&*y], |[y]| [y]);
-            let factor = T::from_f64(1.0 / sum);
-            y.iter_mut().for_each(|y| *y = *y * factor);
-        }
+        let rows = rows_of_piece(classes);
+        cx.threads.for_each_chunk(cx.out.floats, rows * classes, |piece, y| {
+            for (row, y) in (piece * rows..).zip(y.chunks_exact_mut(classes)) {
+                let x = &x[row * classes..][..classes];
+                let max = max(x);
+                zip(y, Write::Set, [x], |[x]| x - max);
+                exp_each(y);
+                let [sum] = sums([&*y], |[y]| [y]);
+                let factor = T::from_f64(1.0 / sum);
+                y.iter_mut().for_each(|y| *y = *y * factor);
+            }
+        });
         Ok(())
     }
 
     /// `dx = y (g - Σ g y)`.
     fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
         let classes = chain.inputs[0].meta.last().unwrap_or(1);
-        let rows = chain.output.chunks_exact(classes).zip(chain.grad.chunks_exact(classes));
-        for (dst, (y, g)) in to.dst.chunks_exact_mut(classes).zip(rows) {
-            let [total] = sums([y, g], |[y, g]| [y * g]);
-            let total = T::from_f64(total);
-            zip(dst, to.mode, [y, g], |[y, g]| y * (g - total));
-        }
+        let (rows, y, g) = (rows_of_piece(classes), chain.output, chain.grad);
+        chain.threads.for_each_chunk(to.dst, rows * classes, |piece, dst| {
+            for (row, dst) in (piece * rows..).zip(dst.chunks_exact_mut(classes)) {
+                let [y, g] = [y, g].map(|slice| &slice[row * classes..][..classes]);
+                let [total] = sums([y, g], |[y, g]| [y * g]);
+                let total = T::from_f64(total);
+                zip(dst, to.mode, [y, g], |[y, g]| y * (g - total));
+            }
+        });
     }
 }
 
@@ -65,31 +72,37 @@ impl Operation for LogSoftmax {
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
         let classes = cx.inputs[0].meta.last().unwrap_or(1);
         let x = cx.inputs[0].floats;
-        for (x, y) in x.chunks_exact(classes).zip(cx.out.floats.chunks_exact_mut(classes)) {
-            let max = max(x);
-            let [sum] = sums([x], |[x]| [(x - max).exp()]);
-            let log = T::from_f64(sum.ln());
-            zip(y, Write::Set, [x], |[x]| (x - max) - log);
-        }
+        let rows = rows_of_piece(classes);
+        cx.threads.for_each_chunk(cx.out.floats, rows * classes, |piece, y| {
+            for (row, y) in (piece * rows..).zip(y.chunks_exact_mut(classes)) {
+                let x = &x[row * classes..][..classes];
+                let max = max(x);
+                let log = T::from_f64(exponential_sum(x, max).ln());
+                zip(y, Write::Set, [x], |[x]| (x - max) - log);
+            }
+        });
         Ok(())
     }
 
     /// `dx = g - e^y Σ g`.
     fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
         let classes = chain.inputs[0].meta.last().unwrap_or(1);
-        let rows = chain.output.chunks_exact(classes).zip(chain.grad.chunks_exact(classes));
-        for (dst, (y, g)) in to.dst.chunks_exact_mut(classes).zip(rows) {
-            let [total] = sums([g], |[g]| [g]);
-            let total = T::from_f64(total);
-            exponentials(
-                classes,
-                |at, e| e.copy_from_slice(&y[at..][..e.len()]),
-                |at, e| {
-                    let dst = &mut dst[at..][..e.len()];
-                    zip(dst, to.mode, [e, &g[at..]], |[e, g]| g - e * total);
-                },
-            );
-        }
+        let (rows, y, g) = (rows_of_piece(classes), chain.output, chain.grad);
+        chain.threads.for_each_chunk(to.dst, rows * classes, |piece, dst| {
+            for (row, dst) in (piece * rows..).zip(dst.chunks_exact_mut(classes)) {
+                let [y, g] = [y, g].map(|slice| &slice[row * classes..][..classes]);
+                let [total] = sums([g], |[g]| [g]);
+                let total = T::from_f64(total);
+                exponentials(
+                    classes,
+                    |at, e| e.copy_from_slice(&y[at..][..e.len()]),
+                    |at, e| {
+                        let dst = &mut dst[at..][..e.len()];
+                        zip(dst, to.mode, [e, &g[at..]], |[e, g]| g - e * total);
+                    },
+                );
+            }
+        });
     }
 }
 

@@ -5,13 +5,14 @@ use std::ops::RangeInclusive;
 use super::{Call, Chain, Forward, Operation, Target};
 use crate::{
     error::OpError,
-    kernel::{map, zip},
+    kernel::{Lanewise, Write, evaluate},
     meta::Meta,
     real::Real,
 };
 
-/// `y = value(x)`, with the derivative known from input and output.
-pub(super) trait ElementWise {
+/// `y = value(x)`, with the derivative known from input and output. Methods are `#[inline(always)]`: see
+/// [`Lanewise`].
+pub(super) trait ElementWise: Sync {
     fn value<T: Real>(&self, x: T) -> T;
 
     /// The gradient of `x` from that of `y`.
@@ -38,13 +39,31 @@ impl<E: ElementWise> Operation for E {
     }
 
     fn forward<T: Real>(&self, cx: Forward<'_, T>) -> Result<(), OpError> {
-        map(cx.out.floats, cx.inputs[0].floats, |x| self.value(x));
+        evaluate(cx.threads, cx.out.floats, Write::Set, [cx.inputs[0].floats], &Value(self));
         Ok(())
     }
 
     fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
         let (x, y) = (chain.inputs[0].floats, chain.output);
-        zip(to.dst, to.mode, [chain.grad, x, y], |[g, x, y]| self.chain(g, x, y));
+        evaluate(chain.threads, to.dst, to.mode, [chain.grad, x, y], &Slope(self));
+    }
+}
+
+struct Value<'a, E>(&'a E);
+
+impl<T: Real, E: ElementWise> Lanewise<T, 1> for Value<'_, E> {
+    #[inline(always)]
+    fn of(&self, [x]: [T; 1]) -> T {
+        self.0.value(x)
+    }
+}
+
+struct Slope<'a, E>(&'a E);
+
+impl<T: Real, E: ElementWise> Lanewise<T, 3> for Slope<'_, E> {
+    #[inline(always)]
+    fn of(&self, [grad, x, y]: [T; 3]) -> T {
+        self.0.chain(grad, x, y)
     }
 }
 
@@ -52,10 +71,12 @@ impl<E: ElementWise> Operation for E {
 pub(super) struct Neg;
 
 impl ElementWise for Neg {
+    #[inline(always)]
     fn value<T: Real>(&self, x: T) -> T {
         -x
     }
 
+    #[inline(always)]
     fn chain<T: Real>(&self, grad: T, _x: T, _y: T) -> T {
         -grad
     }
@@ -65,10 +86,12 @@ impl ElementWise for Neg {
 pub(super) struct Scale(pub(super) f64);
 
 impl ElementWise for Scale {
+    #[inline(always)]
     fn value<T: Real>(&self, x: T) -> T {
         x * T::from_f64(self.0)
     }
 
+    #[inline(always)]
     fn chain<T: Real>(&self, grad: T, _x: T, _y: T) -> T {
         grad * T::from_f64(self.0)
     }
@@ -78,10 +101,12 @@ impl ElementWise for Scale {
 pub(super) struct Exp;
 
 impl ElementWise for Exp {
+    #[inline(always)]
     fn value<T: Real>(&self, x: T) -> T {
         x.exp()
     }
 
+    #[inline(always)]
     fn chain<T: Real>(&self, grad: T, _x: T, y: T) -> T {
         grad * y
     }
@@ -91,10 +116,12 @@ impl ElementWise for Exp {
 pub(super) struct Log;
 
 impl ElementWise for Log {
+    #[inline(always)]
     fn value<T: Real>(&self, x: T) -> T {
         x.ln()
     }
 
+    #[inline(always)]
     fn chain<T: Real>(&self, grad: T, x: T, _y: T) -> T {
         grad / x
     }
@@ -116,6 +143,12 @@ impl ElementWise for Relu {
     }
 }
 
+/// A function whose derivative comes cheaper with its value than alone.
+pub(super) trait Smooth: Sync {
+    /// Value and derivative.
+    fn with_slope<T: Real>(&self, x: T) -> (T, T);
+}
+
 /// `x Φ(x)`, Φ the distribution function of the normal distribution.
 ///
 /// # Source
@@ -131,10 +164,18 @@ impl ElementWise for Gelu {
 
     #[inline(always)]
     fn chain<T: Real>(&self, grad: T, x: T, _y: T) -> T {
+        grad * self.with_slope(x).1
+    }
+}
+
+impl Smooth for Gelu {
+    /// `x Φ(x)` and `Φ(x) + x φ(x)`.
+    #[inline(always)]
+    fn with_slope<T: Real>(&self, x: T) -> (T, T) {
         const DENSITY: f64 = 0.398_942_280_401_432_7; // 1/√(2π)
-        let half = T::from_f64(0.5);
-        let density = (-(x * x * half)).exp() * T::from_f64(DENSITY);
-        grad * (normal(x) + x * density)
+        let share = normal(x);
+        let density = (-(x * x * T::from_f64(0.5))).exp() * T::from_f64(DENSITY);
+        (x * share, share + x * density)
     }
 }
 
@@ -164,9 +205,17 @@ impl ElementWise for GeluTanh {
 
     #[inline(always)]
     fn chain<T: Real>(&self, grad: T, x: T, _y: T) -> T {
-        let (root, cubic) = (T::from_f64(ROOT), T::from_f64(CUBIC));
+        grad * self.with_slope(x).1
+    }
+}
+
+impl Smooth for GeluTanh {
+    #[inline(always)]
+    fn with_slope<T: Real>(&self, x: T) -> (T, T) {
+        let (root, cubic, half) = (T::from_f64(ROOT), T::from_f64(CUBIC), T::from_f64(0.5));
         let tanh = (root * (x + cubic * x * x * x)).tanh();
         let slope = root * (T::ONE + T::from_f64(3.0 * CUBIC) * x * x);
-        grad * T::from_f64(0.5) * (T::ONE + tanh + x * (T::ONE - tanh * tanh) * slope)
+        let slope = half * (T::ONE + tanh + x * (T::ONE - tanh * tanh) * slope);
+        (half * x * (T::ONE + tanh), slope)
     }
 }

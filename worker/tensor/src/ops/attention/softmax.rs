@@ -16,18 +16,6 @@ pub(super) struct Scores<'a, T> {
     pub(super) scale: T,
 }
 
-impl<T: Real> Scores<'_, T> {
-    /// Each row's number, where it begins, and the row: first its own `len` keys, then the rest.
-    #[inline(always)]
-    fn each(&mut self, len: impl Fn(usize) -> usize, mut visit: impl FnMut(usize, &mut [T])) {
-        for (index, row) in self.rows.chunks_mut(self.stride).enumerate() {
-            let (row, unseen) = row[..self.seen].split_at_mut(len(index));
-            visit(index * self.stride, row);
-            unseen.fill(T::ZERO);
-        }
-    }
-}
-
 /// `row = softmax(scale · row)` over the first `len(row)` keys that the mask leaves, zeros elsewhere and where
 /// that is nothing. NaN spreads over its row.
 #[derive(Debug)]
@@ -42,22 +30,33 @@ impl<T: Real, L: Fn(usize) -> usize> Kernel for Softmax<'_, T, L> {
     type Output = ();
 
     #[inline(always)]
-    fn run(mut self) {
-        let (scale, mask) = (self.scores.scale, self.mask);
-        self.scores.each(self.len, |_, row| {
-            if let Some(mask) = mask.map(|mask| &mask[..row.len()]) {
+    fn run(self) {
+        let Scores { rows, stride, seen, scale } = self.scores;
+        for (index, row) in rows.chunks_mut(stride).enumerate() {
+            let (row, len) = (&mut row[..seen], (self.len)(index));
+            if let Some(mask) = self.mask.map(|mask| &mask[..len]) {
                 if mask.iter().all(|&attend| attend == 0) {
-                    return row.fill(T::ZERO);
+                    row.fill(T::ZERO);
+                    continue;
                 }
                 let lowest = T::from_f64(f64::NEG_INFINITY);
-                row.iter_mut().zip(mask).for_each(|(x, &m)| *x = if m == 0 { lowest } else { *x });
+                for (x, &attend) in row.iter_mut().zip(mask) {
+                    *x = if attend == 0 { lowest } else { *x };
+                }
             }
-            let max = max(row);
-            row.iter_mut().for_each(|x| *x = ((*x - max) * scale).exp());
+            let max = max(&row[..len]);
+            // All of them, so that causal attention does not leave part of a vector over in every row.
+            for x in row.iter_mut() {
+                *x = ((*x - max) * scale).exp();
+            }
+            let (row, unseen) = row.split_at_mut(len);
+            unseen.fill(T::ZERO);
             let [sum] = sums([&*row], |[x]| [x]);
             let factor = T::from_f64(1.0 / sum);
-            row.iter_mut().for_each(|x| *x = *x * factor);
-        });
+            for x in row {
+                *x = *x * factor;
+            }
+        }
     }
 }
 
@@ -73,13 +72,17 @@ impl<T: Real, L: Fn(usize) -> usize> Kernel for SoftmaxGradient<'_, T, L> {
     type Output = ();
 
     #[inline(always)]
-    fn run(mut self) {
-        let (scale, p) = (self.scores.scale, self.p);
-        self.scores.each(self.len, |start, row| {
-            let p = &p[start..][..row.len()];
+    fn run(self) {
+        let Scores { rows, stride, seen, scale } = self.scores;
+        for (index, row) in rows.chunks_mut(stride).enumerate() {
+            let (row, unseen) = row[..seen].split_at_mut((self.len)(index));
+            let p = &self.p[index * stride..][..row.len()];
             let [dot] = sums([&*row, p], |[x, p]| [x * p]);
             let dot = T::from_f64(dot);
-            row.iter_mut().zip(p).for_each(|(x, &p)| *x = p * (*x - dot) * scale);
-        });
+            for (x, &p) in row.iter_mut().zip(p) {
+                *x = p * (*x - dot) * scale;
+            }
+            unseen.fill(T::ZERO);
+        }
     }
 }
