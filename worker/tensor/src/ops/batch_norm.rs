@@ -246,7 +246,7 @@ impl Places {
         let variance = &mut rest[self.channels..];
         let share = |sum: T| T::from_f64(sum.to_f64() / values);
         if self.inner == 1 {
-            sum_columns(mean, Write::Set, [x], |_| |[x]: [T; 1]| x);
+            sum_columns(threads, mean, Write::Set, [x], |_| |[x]: [T; 1]| x);
             mean.iter_mut().for_each(|mean| *mean = share(*mean));
             column_sums(variance, [x], mean, |[x], mean| [(x - mean) * (x - mean)]);
             variance.iter_mut().for_each(|variance| *variance = share(*variance));
