@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use lockstep_tensor::{
-    Accumulate, Attention, Axes, DType, Dims, GradBuffer, Layout, Meta, Op, OpError, Pool2d,
-    ScatterAdd, Slice, Tape, init::Stream,
+    Accumulate, Activation, Attention, Axes, DType, Dims, GradBuffer, Layout, Meta, Op, OpError,
+    Pool2d, ScatterAdd, Slice, Tape, init::Stream,
 };
 
 const LENGTHS: [usize; 12] =
@@ -136,4 +136,16 @@ fn no_shape_makes_inference_or_kernels_panic() {
         }
     }
     assert!(10_000 < refused && 10_000 < computed, "{refused} refused, {computed} computed");
+}
+
+#[test]
+fn rows_of_a_layer_without_elements_may_be_more_than_can_be_counted() {
+    let x = Meta::new(DType::F64, vec![1 << 40, 1 << 40, 0]);
+    let w = Meta::new(DType::F64, vec![0, 0]);
+    for activation in [Activation::None, Activation::Relu, Activation::Gelu] {
+        for op in [Op::Linear(activation), Op::Affine(activation)] {
+            let out = op.infer(&[&x, &w]).unwrap();
+            assert!(run(&op, &[x.clone(), w.clone()], &out));
+        }
+    }
 }
