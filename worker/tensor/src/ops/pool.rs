@@ -226,12 +226,13 @@ fn backward<T: Real, W: Windows + Sync>(
 /// NaN counts as greatest; of two, the one that was there.
 #[inline(always)]
 pub(super) fn is_greater<T: Real>(x: T, than: T) -> bool {
-    than < x || (is_nan(x) && !is_nan(than))
+    (than < x) | (is_nan(x) & !is_nan(than))
 }
 
 #[inline(always)]
 pub(super) fn is_nan<T: Real>(x: T) -> bool {
-    x.partial_cmp(&x).is_none()
+    // Without branches, for loops over vectors.
+    !((x < T::ZERO) | (T::ZERO <= x))
 }
 
 impl Operation for MaxPool2d {

@@ -13,6 +13,9 @@ use crate::{
 /// Elements of a stretch of the input that is worth a thread's while.
 const CHUNK: usize = 1 << 14;
 
+/// Squares that are looked at together.
+const LANES: usize = 16;
+
 /// Rows of pixels, two of which make one row of results.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Squares {
@@ -106,27 +109,56 @@ impl<T: Real, const ADD: bool> Kernel for HandBack<'_, T, ADD> {
             let (upper, lower) = x.split_at(self.width);
             let (upper, lower) = (upper.as_chunks::<2>().0, lower.as_chunks::<2>().0);
             let (above, below) = dst.split_at_mut(self.width);
-            let (above, below) = (above.as_chunks_mut::<2>().0, below.as_chunks_mut::<2>().0);
-            let columns = y.iter().zip(g).zip(upper.iter().zip(lower));
-            for (((&y, &g), (upper, lower)), (above, below)) in
-                columns.zip(above.iter_mut().zip(below))
-            {
-                let is_it = |x: T| (x == y) | (is_nan(x) & is_nan(y));
-                let [a, b, c, d] = [upper[0], upper[1], lower[0], lower[1]].map(is_it);
-                let b = b & !a;
-                let c = c & !(a | b);
-                let d = d & !(a | b | c);
-                let share = |is_it: bool| if is_it { g } else { T::ZERO };
-                let shares = [[share(a), share(b)], [share(c), share(d)]];
-                if ADD {
-                    above[0] += shares[0][0];
-                    above[1] += shares[0][1];
-                    below[0] += shares[1][0];
-                    below[1] += shares[1][1];
-                } else {
-                    [*above, *below] = shares;
-                }
+            let (above_row, below_row) =
+                (above.as_chunks_mut::<2>().0, below.as_chunks_mut::<2>().0);
+            let (y, y_rest) = y.as_chunks::<LANES>();
+            let (g, g_rest) = g.as_chunks::<LANES>();
+            for (block, (y, g)) in y.iter().zip(g).enumerate() {
+                let here = block * LANES..(block + 1) * LANES;
+                let from = [&upper[here.clone()], &lower[here.clone()]];
+                let [above, below] = shares::<T, LANES>(from, y, g);
+                give::<T, ADD>(&mut above_row[here.clone()], &above);
+                give::<T, ADD>(&mut below_row[here], &below);
             }
+            let done = y.len() * LANES;
+            for (column, (&y, &g)) in y_rest.iter().zip(g_rest).enumerate() {
+                let here = done + column..done + column + 1;
+                let from = [&upper[here.clone()], &lower[here.clone()]];
+                let [above, below] = shares::<T, 1>(from, &[y], &[g]);
+                give::<T, ADD>(&mut above_row[here.clone()], &above);
+                give::<T, ADD>(&mut below_row[here], &below);
+            }
+        }
+    }
+}
+
+/// What the two rows of some squares get of the gradients of their results.
+#[inline(always)]
+fn shares<T: Real, const N: usize>(
+    [upper, lower]: [&[[T; 2]]; 2],
+    y: &[T; N],
+    g: &[T; N],
+) -> [[[T; 2]; N]; 2] {
+    let (upper, lower) = (&upper[..N], &lower[..N]);
+    let mut shares = [[[T::ZERO; 2]; N]; 2];
+    for i in 0..N {
+        let is_it = |x: T| (x == y[i]) | (is_nan(x) & is_nan(y[i]));
+        let [a, b, c, d] = [upper[i][0], upper[i][1], lower[i][0], lower[i][1]].map(is_it);
+        let share = |is_it: bool| if is_it { g[i] } else { T::ZERO };
+        shares[0][i] = [share(a), share(b & !a)];
+        shares[1][i] = [share(c & !(a | b)), share(d & !(a | b | c))];
+    }
+    shares
+}
+
+#[inline(always)]
+fn give<T: Real, const ADD: bool>(dst: &mut [[T; 2]], shares: &[[T; 2]]) {
+    for (dst, share) in dst.iter_mut().zip(shares) {
+        if ADD {
+            dst[0] += share[0];
+            dst[1] += share[1];
+        } else {
+            *dst = *share;
         }
     }
 }

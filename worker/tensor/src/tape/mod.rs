@@ -124,7 +124,8 @@ impl<T: Real> Tape<T> {
     /// Forgets all values and starts the next grain. Memory is kept for it.
     pub fn clear(&mut self) {
         self.generation = next_generation();
-        for place in self.layout.params().len()..self.len {
+        // From the last to the first: the pool lends of equals what came last, so that each value gets its own again.
+        for place in (self.layout.params().len()..self.len).rev() {
             self.release(place);
             self.ints.give(std::mem::take(&mut self.nodes[place].ints));
         }
