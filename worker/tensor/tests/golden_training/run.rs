@@ -1,6 +1,6 @@
 //! A model with its numbers: forward, loss and backward of some samples of a recorded batch.
 
-use std::{collections::BTreeMap, marker::PhantomData, ops::Range, sync::Arc};
+use std::{collections::HashMap, marker::PhantomData, ops::Range, sync::Arc};
 
 use lockstep_tensor::{
     Accumulate, BatchNorm, CrossEntropy, GradBuffer, Layout, Op, Real, Tape, Value,
@@ -20,7 +20,7 @@ pub(crate) struct Graph<T: Real> {
     pub(crate) layout: Arc<Layout>,
     pub(crate) weights: Vec<T>,
     /// Running statistics of batch norms.
-    pub(crate) buffers: BTreeMap<String, Vec<T>>,
+    pub(crate) buffers: HashMap<String, Vec<T>>,
     pub(crate) tape: Tape<T>,
     mode: Mode,
     activations: Vec<(String, Value)>,
@@ -107,7 +107,7 @@ impl<'a, N: Net, T: Real> Run<'a, N, T> {
         }
         let buffer = |name: &String| name.strip_prefix("buf.").map(str::to_owned);
         let statistics = double.floats.iter();
-        let mut buffers: BTreeMap<_, _> = statistics
+        let mut buffers: HashMap<_, _> = statistics
             .filter_map(|(name, (_, values))| Some((buffer(name)?, numbers(values))))
             .collect();
         let counts = double.ints.keys().filter_map(|name| Some((buffer(name)?, vec![T::ZERO])));
