@@ -9,7 +9,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use lockstep_api::{SampleEvent, SampleRequest, SampleWeights, Step};
 use lockstep_checkpoint::{FORMAT_VERSION, Meta, State, save};
 use lockstep_models::{IDS, Mode, Model};
-use lockstep_tensor::{OptimizerState, Tape, init};
+use lockstep_tensor::{OptimizerState, Tape};
 use serde_json::json;
 
 const VOCABULARY: usize = 32;
@@ -29,17 +29,16 @@ impl Case {
         let folder = tempfile::tempdir().unwrap();
         let path = Utf8PathBuf::try_from(folder.path().join("step-1.safetensors")).unwrap();
         let spec: lockstep_api::ModelSpec = serde_json::from_value(json!({
-            "arch": "gpt2", "vocab_size": VOCABULARY, "n_positions": POSITIONS, "n_embd": 16, "n_layer": 2, "n_head": 2
+            "arch": "gpt2", "vocab_size": VOCABULARY, "n_positions": POSITIONS, "n_embd": 16, "n_layer": 2, "n_head": 2,
+            "tie_word_embeddings": false
         }))
         .unwrap();
         let model = Model::new(&spec).unwrap();
         // Wider than a model begins with: what comes next then depends on what was before.
-        let draw = |name| {
-            let mut weights = vec![0.0; model.layout().len()];
-            init::normal(3, name, 0.5, &mut weights);
-            weights
+        let draw = |seed| -> Vec<f32> {
+            model.initial_weights(seed).iter().map(|weight| 10.0 * weight).collect()
         };
-        let (weights, average) = (draw("weights"), draw("average"));
+        let (weights, average) = (draw(3), draw(4));
         let optimizer =
             OptimizerState { step: 1, moments: vec![("m".to_owned(), vec![0.0; weights.len()])] };
         let state = State {
@@ -166,7 +165,8 @@ fn what_does_not_hold_is_answered_with_the_reason() {
     let found = last_words(&case.with(|it| it.checkpoint_path = missing));
     assert!(found.contains("cannot read") && found.contains("none.safetensors"), "{found}");
     let other = json!({
-        "arch": "gpt2", "vocab_size": VOCABULARY, "n_positions": 7, "n_embd": 16, "n_layer": 2, "n_head": 2
+        "arch": "gpt2", "vocab_size": VOCABULARY, "n_positions": 7, "n_embd": 16, "n_layer": 2, "n_head": 2,
+            "tie_word_embeddings": false
     });
     let found = last_words(&case.with(|it| it.model = serde_json::from_value(other).unwrap()));
     assert!(found.contains("`model.n_positions` differs"), "{found}");
