@@ -1,6 +1,6 @@
 //! Every verb and flag. The help text is a contract: its snapshot is under test.
 
-mod sample;
+pub(crate) mod sample;
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand};
 use lockstep_api::{JobState, Role, TokenId};
 
-pub(crate) use sample::{SampleArgs, SampleStep};
+use sample::SampleArgs;
 
 /// Trains models on machines that several teams share.
 #[derive(Debug, Parser)]

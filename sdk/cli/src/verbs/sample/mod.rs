@@ -17,7 +17,8 @@ use serde::Serialize;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, Command};
 
-use crate::args::{Global, SampleArgs};
+use crate::args::Global;
+use crate::args::sample::SampleArgs;
 use crate::failure::Failure;
 use crate::out::{Out, bytes};
 use crate::programs;
@@ -217,7 +218,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::args::SampleStep;
+    use crate::args::sample::SampleStep;
 
     fn args() -> SampleArgs {
         SampleArgs {
