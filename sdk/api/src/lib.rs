@@ -8,6 +8,7 @@ mod job;
 mod node;
 mod problem;
 mod rank;
+mod sample;
 mod spec;
 mod state;
 
@@ -19,5 +20,6 @@ pub use job::*;
 pub use node::*;
 pub use problem::*;
 pub use rank::*;
+pub use sample::*;
 pub use spec::*;
 pub use state::*;

@@ -1,10 +1,14 @@
 //! Every verb and flag. The help text is a contract: its snapshot is under test.
 
+pub(crate) mod sample;
+
 use std::net::SocketAddr;
 
 use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand};
 use lockstep_api::{JobState, Role, TokenId};
+
+use sample::SampleArgs;
 
 /// Trains models on machines that several teams share.
 #[derive(Debug, Parser)]
@@ -89,6 +93,8 @@ pub(crate) enum Verb {
     /// List and fetch checkpoints
     #[command(subcommand)]
     Checkpoint(CheckpointVerb),
+    /// Go on with a text, by a language model's checkpoint
+    Sample(SampleArgs),
     /// List nodes and their slots
     Nodes,
     /// Make and revoke access tokens

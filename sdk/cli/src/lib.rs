@@ -7,6 +7,7 @@ mod failure;
 mod follow;
 mod job_file;
 mod out;
+mod programs;
 mod settings;
 mod up;
 mod upload;
@@ -57,6 +58,7 @@ async fn run(cli: Cli, out: Out) -> anyhow::Result<()> {
         Verb::Cancel(args) => verbs::jobs::cancel(global, args, out).await,
         Verb::Logs(args) => verbs::logs::logs(global, args, out).await,
         Verb::Checkpoint(verb) => verbs::checkpoints::run(global, verb, out).await,
+        Verb::Sample(args) => verbs::sample::sample(global, args, out).await,
         Verb::Nodes => verbs::nodes::nodes(global, out).await,
         Verb::Token(verb) => verbs::tokens::token(global, verb, out).await,
         Verb::JoinToken(verb) => verbs::tokens::join_token(global, verb, out).await,

@@ -32,6 +32,12 @@ impl Out {
         drop(writeln!(std::io::stdout().lock(), "{text}"));
     }
 
+    /// A piece of a text, shown at once. Whether anybody still reads.
+    pub(crate) fn piece(self, text: &str) -> bool {
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_ok()
+    }
+
     /// One JSON document, on one line.
     pub(crate) fn json(self, value: &impl Serialize) -> anyhow::Result<()> {
         self.line(&serde_json::to_string(value)?);

@@ -105,7 +105,10 @@ fn read_back(path: &Utf8Path, pieces: &[Piece<'_>], meta: &Meta) -> Result<(), C
     Ok(())
 }
 
-fn parse<'a>(path: &Utf8Path, bytes: &'a [u8]) -> Result<(SafeTensors<'a>, Meta), CheckpointError> {
+pub(crate) fn parse<'a>(
+    path: &Utf8Path,
+    bytes: &'a [u8],
+) -> Result<(SafeTensors<'a>, Meta), CheckpointError> {
     let format = |source| CheckpointError::Format { path: path.to_owned(), source };
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(format)?;
     let meta = parse_meta(path, &header)?;
@@ -157,10 +160,13 @@ impl Piece<'_> {
 }
 
 /// What tensors of the mean of the weights begin with.
-const AVERAGE: &str = "ema.";
+pub(crate) const AVERAGE: &str = "ema.";
+
+/// What tensors of the optimizer's moments begin with.
+pub(crate) const MOMENTS: &str = "optimizer.";
 
 fn moment_prefix(moment: &str) -> String {
-    format!("optimizer.{moment}.")
+    format!("{MOMENTS}{moment}.")
 }
 
 /// One arena: what its tensors' names begin with, where each lies, its numbers.
@@ -196,7 +202,7 @@ fn tensor_name(prefix: &str, param: &Param) -> String {
     format!("{prefix}{}", param.name)
 }
 
-fn fill(
+pub(crate) fn fill(
     tensors: &SafeTensors<'_>,
     layout: &Layout,
     prefix: &str,
@@ -227,7 +233,15 @@ fn refuse_unknown(tensors: &SafeTensors<'_>, parts: &[Part<'_>]) -> Result<(), C
         params.map(|param| tensor_name(&part.prefix, param)).collect::<Vec<_>>()
     };
     let known: BTreeSet<String> = parts.iter().flat_map(names).collect();
-    let unknown = tensors.names().into_iter().filter(|name| !known.contains(*name)).min();
+    refuse_other(tensors, |name| known.contains(name))
+}
+
+/// Refuses the first tensor, by name, that is not known.
+pub(crate) fn refuse_other(
+    tensors: &SafeTensors<'_>,
+    is_known: impl Fn(&str) -> bool,
+) -> Result<(), CheckpointError> {
+    let unknown = tensors.names().into_iter().filter(|name| !is_known(name)).min();
     match unknown {
         None => Ok(()),
         Some(name) => Err(CheckpointError::Tensor {
@@ -254,6 +268,9 @@ fn sync_folder(path: &Utf8Path) -> Result<(), CheckpointError> {
     File::open(folder).and_then(|file| file.sync_all()).map_err(io("synchronise", folder))
 }
 
-fn io(action: &'static str, path: &Utf8Path) -> impl FnOnce(std::io::Error) -> CheckpointError {
+pub(crate) fn io(
+    action: &'static str,
+    path: &Utf8Path,
+) -> impl FnOnce(std::io::Error) -> CheckpointError {
     move |source| CheckpointError::Io { action, path: path.to_owned(), source }
 }

@@ -7,10 +7,12 @@
 mod curve;
 mod error;
 mod file;
+mod weights;
 
 pub use curve::curve_settings;
 pub use error::CheckpointError;
 pub use file::{load, save};
+pub use weights::{WeightsMut, WeightsOf, load_weights};
 
 use lockstep_api::Step;
 use lockstep_tensor::{Layout, LossScaleState, OptimizerState};

@@ -1,4 +1,4 @@
-//! One rank's process: the training loop, and the check at submit.
+//! One rank's process: the training loop; also the check at submit, and text from a language model.
 
 mod train;
 
@@ -10,6 +10,8 @@ mod evaluate;
 mod checkpoints;
 
 pub mod check;
+
+mod sample;
 
 mod grain;
 
@@ -32,3 +34,4 @@ mod position;
 mod failure;
 
 pub use run::run;
+pub use sample::sample;

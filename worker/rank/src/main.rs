@@ -1,17 +1,17 @@
-//! `lockstep-rank train` is started by an agent, `lockstep-rank check` by the server. Neither is for people.
+//! `lockstep-rank train` is started by an agent, `check` by the server, `sample` by `lockstep sample`. None is for people.
 
-use std::io::Read as _;
+use std::io::{self, Read as _, Write as _};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use lockstep_api::{CheckRequest, RankConfig};
+use lockstep_api::{CheckRequest, RankConfig, SampleEvent, SampleRequest};
 use serde::de::DeserializeOwned;
 
 /// A configuration holds a job, which the server bounds far below this.
 const INPUT_BYTES_CAP: u64 = 16 << 20;
 
-/// One rank's process: the training loop, and the check at submit.
+/// One rank's process: the training loop, the check at submit, text from a language model.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
@@ -28,6 +28,8 @@ enum Command {
     Train,
     /// Checks a job; reads a check request from standard input, writes a check response to standard output.
     Check,
+    /// Goes on with a text; reads a sample request from standard input, writes sample events to standard output, one a line.
+    Sample,
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -41,8 +43,19 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Check => {
             let request: CheckRequest = read_input().context("reading the check request")?;
             let response = lockstep_rank::check::check(&request);
-            serde_json::to_writer(std::io::stdout().lock(), &response)
-                .context("writing the answer")?;
+            serde_json::to_writer(io::stdout().lock(), &response).context("writing the answer")?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Sample => {
+            let request: SampleRequest = read_input().context("reading the sample request")?;
+            // Each event at once: whoever reads shows it as it comes. When nobody reads any more, this fails and ends us.
+            let tell = |event: &SampleEvent| {
+                let mut out = io::stdout().lock();
+                serde_json::to_writer(&mut out, event)?;
+                out.write_all(b"\n")?;
+                out.flush()
+            };
+            lockstep_rank::sample(&request, tell).context("writing what was made")?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -50,6 +63,6 @@ fn main() -> anyhow::Result<ExitCode> {
 
 fn read_input<T: DeserializeOwned>() -> anyhow::Result<T> {
     let mut text = Vec::new();
-    std::io::stdin().lock().take(INPUT_BYTES_CAP).read_to_end(&mut text)?;
+    io::stdin().lock().take(INPUT_BYTES_CAP).read_to_end(&mut text)?;
     Ok(serde_json::from_slice(&text)?)
 }

@@ -136,7 +136,7 @@ fn a_file_that_is_not_what_it_says_is_refused() {
     expect(error(labels, &idx(&[3], &[1, 2, 3])), "has 3 labels, train-images-idx3-ubyte 2 images");
     let sample = error(labels, &idx(&[2], &[1, 10]));
     expect(sample.clone(), "label 10, expected 0 to 9");
-    expect(sample, "sample 1");
+    expect(sample, "(Sample 1)");
     std::fs::remove_file(folder.join(labels)).unwrap();
     expect(open(folder, "{}", "train").unwrap_err().to_string(), "no file \"train-labels");
     expect(open(folder, "{}", "test").unwrap_err().to_string(), "no split \"test\"");

@@ -53,6 +53,22 @@ pub enum ArchSpec {
 pub const ARCHES: [&str; 8] =
     ["mlp", "layers", "resnet18", "resnet34", "resnet50", "gpt2", "bert", "vit"];
 
+impl ArchSpec {
+    /// Its name in a job, one of [`ARCHES`].
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Mlp(_) => "mlp",
+            Self::Layers(_) => "layers",
+            Self::Resnet18(_) => "resnet18",
+            Self::Resnet34(_) => "resnet34",
+            Self::Resnet50(_) => "resnet50",
+            Self::Gpt2(_) => "gpt2",
+            Self::Bert(_) => "bert",
+            Self::Vit(_) => "vit",
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for ModelSpec {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut table = Table::read(deserializer)?;

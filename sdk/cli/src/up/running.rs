@@ -12,6 +12,7 @@ use rustix::process::Signal;
 
 use crate::args::UpArgs;
 use crate::out::Out;
+use crate::programs;
 use crate::up::credentials::{self, refresh_join_token};
 use crate::up::folder::{Folder, remove};
 use crate::up::part::{Backoff, Part, gone};
@@ -142,17 +143,10 @@ struct Programs {
 
 impl Programs {
     fn beside_us() -> anyhow::Result<Self> {
-        let own = std::env::current_exe().context("finding our own program")?;
-        let own = Utf8PathBuf::try_from(own).context("finding our own program")?;
-        let find = |name: &str| {
-            let path = own.with_file_name(name);
-            anyhow::ensure!(path.is_file(), "{name} is missing: expected it at {path}");
-            Ok(path)
-        };
         Ok(Self {
-            server: find("lockstep-server")?,
-            agent: find("lockstep-agent")?,
-            rank: find("lockstep-rank")?,
+            server: programs::beside_us("lockstep-server")?,
+            agent: programs::beside_us("lockstep-agent")?,
+            rank: programs::beside_us("lockstep-rank")?,
         })
     }
 }

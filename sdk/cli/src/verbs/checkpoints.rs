@@ -83,7 +83,8 @@ fn is_not_found(error: &anyhow::Error) -> bool {
         || matches!(error.downcast_ref(), Some(Failure::NotFound(_)))
 }
 
-fn of_job(job: JobView, step: Option<i64>) -> anyhow::Result<(JobView, CheckpointView)> {
+/// The job's newest checkpoint, or that of a step.
+pub(crate) fn of_job(job: JobView, step: Option<i64>) -> anyhow::Result<(JobView, CheckpointView)> {
     let found =
         job.checkpoints.iter().find(|it| step.is_none_or(|step| it.step.0 == step)).cloned();
     match found {

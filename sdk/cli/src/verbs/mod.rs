@@ -5,5 +5,6 @@ pub(crate) mod find;
 pub(crate) mod jobs;
 pub(crate) mod logs;
 pub(crate) mod nodes;
+pub(crate) mod sample;
 pub(crate) mod submit;
 pub(crate) mod tokens;

@@ -45,8 +45,10 @@ fn every_architecture_is_read_and_written_under_its_name() {
     let names: Vec<String> = texts
         .iter()
         .map(|text| {
-            let written = written(&job(text, SGD, "").unwrap());
-            written["model"]["arch"].as_str().unwrap().to_owned()
+            let job = job(text, SGD, "").unwrap();
+            let name = written(&job)["model"]["arch"].as_str().unwrap().to_owned();
+            assert_eq!(job.model.arch.name(), name);
+            name
         })
         .collect();
     assert_eq!(names, ARCHES);
