@@ -483,6 +483,79 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /**
+         * @description The function between layers.
+         * @enum {string}
+         */
+        Activation: "relu" | "gelu" | "gelu_new" | "silu" | "tanh";
+        /** @description Adagrad. */
+        AdagradSpec: {
+            /**
+             * Format: double
+             * @description Added to the root.
+             */
+            eps?: number;
+            /**
+             * Format: double
+             * @description Learning rate.
+             */
+            lr: number;
+            /**
+             * Format: double
+             * @description Added to the gradient.
+             */
+            weight_decay?: number;
+        };
+        /** @description Adam. */
+        AdamSpec: {
+            /** @description Whether the root is of the largest mean of g² so far. */
+            amsgrad?: boolean;
+            /** @description Decay of the running means of g and g². */
+            betas?: number[];
+            /**
+             * Format: double
+             * @description Added to the root.
+             */
+            eps?: number;
+            /**
+             * Format: double
+             * @description Learning rate.
+             */
+            lr: number;
+            /**
+             * Format: double
+             * @description Added to the gradient: g + weight_decay·w.
+             */
+            weight_decay?: number;
+        };
+        /** @description Adam with decoupled weight decay. */
+        AdamwSpec: {
+            /** @description Decay of the running means of g and g². */
+            betas?: number[];
+            /**
+             * Format: double
+             * @description Added to the root.
+             */
+            eps?: number;
+            /**
+             * Format: double
+             * @description Learning rate.
+             */
+            lr: number;
+            /**
+             * Format: double
+             * @description w −= lr·weight_decay·w, apart from the gradient.
+             */
+            weight_decay?: number;
+        };
+        /** @description Adaptive average pooling. */
+        AdaptivePoolSpec: {
+            /**
+             * Format: int32
+             * @description Height and width of the output, pixels.
+             */
+            size: number;
+        };
         /** @description Which chunks the attempt's project lacks (`POST /v1/agent/chunks/missing`). */
         AgentMissingRequest: {
             /** @description At most 4096 digests. */
@@ -490,6 +563,32 @@ export interface components {
             /** @description Under which fence. */
             fence: components["schemas"]["Fence"];
         };
+        /** @description The architecture. */
+        ArchSpec: (components["schemas"]["MlpSpec"] & {
+            /** @enum {string} */
+            arch: "mlp";
+        }) | (components["schemas"]["LayersSpec"] & {
+            /** @enum {string} */
+            arch: "layers";
+        }) | (components["schemas"]["ResnetSpec"] & {
+            /** @enum {string} */
+            arch: "resnet18";
+        }) | (components["schemas"]["ResnetSpec"] & {
+            /** @enum {string} */
+            arch: "resnet34";
+        }) | (components["schemas"]["ResnetSpec"] & {
+            /** @enum {string} */
+            arch: "resnet50";
+        }) | (components["schemas"]["Gpt2Spec"] & {
+            /** @enum {string} */
+            arch: "gpt2";
+        }) | (components["schemas"]["BertSpec"] & {
+            /** @enum {string} */
+            arch: "bert";
+        }) | (components["schemas"]["VitSpec"] & {
+            /** @enum {string} */
+            arch: "vit";
+        });
         /** @description The ranks of one attempt on one node. */
         Assignment: {
             /** @description The attempt. */
@@ -570,6 +669,97 @@ export interface components {
             /** @description Steps done so far, those before `first_step` included. */
             steps_done: components["schemas"]["Step"];
         };
+        /** @description Average pooling. */
+        AvgPool2dSpec: {
+            /**
+             * Format: int32
+             * @description Height and width of the window, pixels.
+             */
+            kernel: number;
+            /**
+             * Format: int32
+             * @description Zeros at each edge; at most half of `kernel`.
+             */
+            padding?: number;
+            /**
+             * Format: int32
+             * @description Pixels from window to window. Absent: `kernel`.
+             */
+            stride?: number | null;
+        };
+        /** @description Batch norm. */
+        BatchNormSpec: {
+            /**
+             * Format: double
+             * @description Added to the variance.
+             */
+            eps?: number;
+            /**
+             * Format: double
+             * @description Share of the new batch in the running statistics.
+             */
+            momentum?: number;
+        };
+        /** @description BERT, in Hugging Face's terms. */
+        BertSpec: {
+            /**
+             * Format: double
+             * @description Dropout of attention probabilities; default 0.
+             */
+            attention_probs_dropout_prob?: number;
+            /**
+             * Format: int32
+             * @description Length of the output.
+             */
+            classes: number;
+            /** @description Within the feed-forward part. */
+            hidden_act?: components["schemas"]["Activation"];
+            /**
+             * Format: double
+             * @description Dropout after embeddings, before each residual sum, and before the classifier. Hugging Face's default is 0.1, ours 0.
+             */
+            hidden_dropout_prob?: number;
+            /**
+             * Format: int32
+             * @description Width.
+             */
+            hidden_size: number;
+            /**
+             * Format: int32
+             * @description Width within the feed-forward part.
+             */
+            intermediate_size: number;
+            /**
+             * Format: double
+             * @description Added to the variance in layer norms.
+             */
+            layer_norm_eps?: number;
+            /**
+             * Format: int32
+             * @description Longest text, tokens.
+             */
+            max_position_embeddings?: number;
+            /**
+             * Format: int32
+             * @description Attention heads; a divisor of `hidden_size`.
+             */
+            num_attention_heads: number;
+            /**
+             * Format: int32
+             * @description Blocks.
+             */
+            num_hidden_layers: number;
+            /**
+             * Format: int32
+             * @description Number of segment kinds.
+             */
+            type_vocab_size?: number;
+            /**
+             * Format: int32
+             * @description Number of tokens.
+             */
+            vocab_size: number;
+        };
         /**
          * @description Whose fault a failure is. Budgets for retries are kept apart.
          * @enum {string}
@@ -615,6 +805,77 @@ export interface components {
             size_bytes: number;
             /** @description Optimizer steps done. */
             step: components["schemas"]["Step"];
+        };
+        /** @description A constant learning rate. */
+        ConstantSchedule: {
+            /**
+             * Format: double
+             * @description Share of lr that warm-up begins with.
+             */
+            warmup_start_factor?: number;
+            /**
+             * Format: int64
+             * @description Steps of warm-up.
+             */
+            warmup_steps?: number;
+        };
+        /** @description A convolution. Kernel, stride, padding and dilation are the same for both axes. */
+        Conv2dSpec: {
+            /** @description Whether a bias is added. */
+            bias?: boolean;
+            /**
+             * Format: int32
+             * @description Pixels from tap to tap.
+             */
+            dilation?: number;
+            /**
+             * Format: int32
+             * @description Parts that channels are cut into, each convolved by itself; divides the input's channels.
+             */
+            groups?: number;
+            /**
+             * Format: int32
+             * @description Height and width of the window, pixels.
+             */
+            kernel: number;
+            /**
+             * Format: int32
+             * @description Channels of the output; a multiple of `groups`.
+             */
+            out: number;
+            /**
+             * Format: int32
+             * @description Zeros at each edge.
+             */
+            padding?: number;
+            /**
+             * Format: int32
+             * @description Pixels from window to window.
+             */
+            stride?: number;
+        };
+        /** @description Half a cosine. */
+        CosineSchedule: {
+            /**
+             * Format: double
+             * @description Learning rate at the end; at most `optimizer.lr`.
+             */
+            eta_min?: number;
+            /**
+             * Format: int64
+             * @description Warm-up included. Absent: the job's length.
+             */
+            total_steps?: number | null;
+            /**
+             * Format: double
+             * @description Share of lr that warm-up begins with.
+             */
+            warmup_start_factor?: number;
+            /**
+             * Format: int64
+             * @description Steps of warm-up.
+             */
+            warmup_steps?: number;
         };
         /** @description Cores for one rank. */
         CpuSlot: {
@@ -673,7 +934,7 @@ export interface components {
         };
         /** @description Datasets: a registered name, or the digest of a dataset. */
         DataSpec: {
-            /** @description Read with the split name `eval`, after each data epoch and at the end. Absent: no evaluation. */
+            /** @description Read with the split name `eval`, as often as `eval.every_epochs` says. Absent: no evaluation. */
             eval?: string | null;
             /** @description Read with the split name `train`. */
             train: string;
@@ -733,6 +994,61 @@ export interface components {
         DeviceKind: "cpu" | "cuda";
         /** @description The SHA-256 of some bytes, written `sha256:` and 64 lower-case hex digits. */
         Digest: string;
+        /** @description Dropout. */
+        DropoutSpec: {
+            /**
+             * Format: double
+             * @description 0 ≤ p < 1.
+             */
+            p?: number;
+        };
+        /** @description An exponential moving average of the weights: e = decay·e + (1 − decay)·w after each step, e = w at the start. */
+        EmaSpec: {
+            /**
+             * Format: double
+             * @description 0 ≤ decay < 1.
+             * @default 0.999
+             */
+            decay: number;
+        };
+        /**
+         * @description A measure that the engine computes.
+         * @enum {string}
+         */
+        EvalMetric: "accuracy" | "top5" | "perplexity";
+        /**
+         * @description What is measured on `data.eval`, exact over all samples whatever the batches and ranks. `eval/loss` and what the
+         *     loss guest measures are reported in any case.
+         */
+        EvalSpec: {
+            /**
+             * Format: int32
+             * @description After every so many passes over the training data, and at the end.
+             * @default 1
+             */
+            every_epochs: number;
+            /**
+             * Format: int64
+             * @description Labels with this value are not counted.
+             * @default -100
+             */
+            ignore_index: number;
+            /**
+             * @description The tensor of the batch that holds labels: i64, the shape of `logits` without its last axis.
+             * @default y
+             */
+            labels: string;
+            /**
+             * @description Measured by the engine from `logits` and labels, reported as `eval/accuracy`, ….
+             * @default []
+             */
+            metrics: components["schemas"]["EvalMetric"][];
+            /**
+             * @description Whether the running mean of the weights is evaluated instead of the weights. Wants `train.ema`.
+             * @default false
+             */
+            use_ema: boolean;
+        };
         /**
          * @description What broke: the code of a verdict.
          * @enum {string}
@@ -838,6 +1154,80 @@ export interface components {
          * @description The fencing number of a job: counts up with every placement and never resets.
          */
         Generation: number;
+        /** @description GPT-2, in Hugging Face's terms. */
+        Gpt2Spec: {
+            /** @description Within the feed-forward part. */
+            activation_function?: components["schemas"]["Activation"];
+            /**
+             * Format: double
+             * @description Dropout of attention probabilities; default 0.
+             */
+            attn_pdrop?: number;
+            /**
+             * Format: double
+             * @description Dropout after the embeddings; default 0.
+             */
+            embd_pdrop?: number;
+            /**
+             * Format: double
+             * @description Added to the variance in layer norms.
+             */
+            layer_norm_epsilon?: number;
+            /**
+             * Format: int32
+             * @description Width.
+             */
+            n_embd: number;
+            /**
+             * Format: int32
+             * @description Attention heads; a divisor of `n_embd`.
+             */
+            n_head: number;
+            /**
+             * Format: int32
+             * @description Width within the feed-forward part. Absent: 4·`n_embd`.
+             */
+            n_inner?: number | null;
+            /**
+             * Format: int32
+             * @description Blocks.
+             */
+            n_layer: number;
+            /**
+             * Format: int32
+             * @description Longest text, tokens.
+             */
+            n_positions: number;
+            /**
+             * Format: double
+             * @description Dropout before each residual sum. Hugging Face's default is 0.1, ours 0.
+             */
+            resid_pdrop?: number;
+            /** @description Whether the head uses the token embedding's weights. */
+            tie_word_embeddings?: boolean;
+            /**
+             * Format: int32
+             * @description Number of tokens.
+             */
+            vocab_size: number;
+        };
+        /** @description Parameters by name, and what is different for them. */
+        GroupSpec: {
+            /** @description Whether these parameters stay as they are. */
+            frozen?: boolean;
+            /**
+             * Format: double
+             * @description Multiplies the learning rate.
+             */
+            lr_scale?: number;
+            /** @description Pattern of names in the state dict: `*` stands for any characters, dots included, and for none. */
+            match: string;
+            /**
+             * Format: double
+             * @description In place of the optimizer's. Absent: as if in no group.
+             */
+            weight_decay?: number | null;
+        };
         /** @description Ceilings of one guest. */
         GuestLimits: {
             /**
@@ -925,6 +1315,8 @@ export interface components {
             data: components["schemas"]["DataSpec"];
             /** @description Data-parallel reduction. */
             ddp?: components["schemas"]["DdpSpec"];
+            /** @description When to evaluate, and what is measured besides the loss. */
+            eval?: components["schemas"]["EvalSpec"];
             /** @description How many ranks on what. */
             gang?: components["schemas"]["GangSpec"];
             /** @description Free text for the owner's own use: at most 32 pairs. */
@@ -1043,6 +1435,73 @@ export interface components {
             /** @description The secret text: `lsj_…`. */
             token: string;
         };
+        /** @description LAMB (You et al. 2020), with Apex's defaults; PyTorch has none. */
+        LambSpec: {
+            /** @description Decay of the running means of g and g². */
+            betas?: number[];
+            /**
+             * Format: double
+             * @description Added to the root.
+             */
+            eps?: number;
+            /**
+             * Format: double
+             * @description Learning rate.
+             */
+            lr: number;
+            /**
+             * Format: double
+             * @description Added to the step before it is scaled: weight_decay·w.
+             */
+            weight_decay?: number;
+        };
+        /** @description Layer norm. */
+        LayerNormSpec: {
+            /**
+             * Format: double
+             * @description Added to the variance.
+             */
+            eps?: number;
+        };
+        /** @description One layer. The batch axis is left out of every shape here. */
+        LayerSpec: {
+            /** @description Over the last axis: `[…, in]` to `[…, out]`. Parameters `weight` `[out, in]`, `bias` `[out]`. */
+            linear: components["schemas"]["LinearSpec"];
+        } | {
+            /** @description `[in, h, w]` to `[out, h', w']`. Parameters `weight` `[out, in / groups, kernel, kernel]`, `bias` `[out]`. */
+            conv2d: components["schemas"]["Conv2dSpec"];
+        } | {
+            /** @description The largest value under each window. Padding never wins. */
+            max_pool2d: components["schemas"]["MaxPool2dSpec"];
+        } | {
+            /** @description The mean of each window, zeros of the padding included. */
+            avg_pool2d: components["schemas"]["AvgPool2dSpec"];
+        } | {
+            /** @description The mean of each of `size` × `size` parts. */
+            adaptive_avg_pool2d: components["schemas"]["AdaptivePoolSpec"];
+        } | {
+            /**
+             * @description Over the first axis, with batch statistics in training and running ones in evaluation. Parameters `weight`,
+             *     `bias`; buffers `running_mean`, `running_var`, `num_batches_tracked`.
+             */
+            batch_norm: components["schemas"]["BatchNormSpec"];
+        } | {
+            /** @description Over the last axis. Parameters `weight`, `bias`. */
+            layer_norm: components["schemas"]["LayerNormSpec"];
+        } | {
+            /** @description Over the last axis, without a mean. Parameter `weight`. */
+            rms_norm: components["schemas"]["RmsNormSpec"];
+        } | {
+            /** @description Each value is zeroed with probability `p` in training, the others are divided by 1 − p. */
+            dropout: components["schemas"]["DropoutSpec"];
+        } | "flatten" | "relu" | "gelu" | "gelu_new" | "silu" | "tanh" | "sigmoid";
+        /** @description Layers, one after the other. Input `x`: f32 `[batch, …input]`; output: whatever the last layer puts out. */
+        LayersSpec: {
+            /** @description Shape of one sample: `[features]` or `[channels, height, width]`; 1 to 3 axes. */
+            input: number[];
+            /** @description In order of use; 1 to 512. */
+            layers: components["schemas"]["LayerSpec"][];
+        };
         /** @description Which samples one step used. */
         LedgerEntry: {
             /**
@@ -1074,6 +1533,54 @@ export interface components {
              * @description Samples of the training split, once known.
              */
             samples_per_epoch?: number | null;
+        };
+        /** @description A straight line. */
+        LinearSchedule: {
+            /**
+             * Format: double
+             * @description Share of lr at the end.
+             */
+            end_factor?: number;
+            /**
+             * Format: int64
+             * @description Warm-up included. Absent: the job's length.
+             */
+            total_steps?: number | null;
+            /**
+             * Format: double
+             * @description Share of lr that warm-up begins with.
+             */
+            warmup_start_factor?: number;
+            /**
+             * Format: int64
+             * @description Steps of warm-up.
+             */
+            warmup_steps?: number;
+        };
+        /** @description A linear layer. */
+        LinearSpec: {
+            /** @description Whether a bias is added. */
+            bias?: boolean;
+            /**
+             * Format: int32
+             * @description Length of the output.
+             */
+            out: number;
+        };
+        /** @description Lion (Chen et al. 2023), with its authors' defaults; PyTorch has none. */
+        LionSpec: {
+            /** @description Share of the momentum in the step, decay of the momentum. */
+            betas?: number[];
+            /**
+             * Format: double
+             * @description Learning rate.
+             */
+            lr: number;
+            /**
+             * Format: double
+             * @description w −= lr·weight_decay·w, apart from the gradient.
+             */
+            weight_decay?: number;
         };
         /**
          * @description Weight of a log line.
@@ -1111,6 +1618,54 @@ export interface components {
         LogView: {
             /** @description In order. */
             lines: components["schemas"]["LogLine"][];
+        };
+        /**
+         * @description Dynamic scaling of an f16 loss, with PyTorch's defaults. A step whose gradient is not finite is left out and the
+         *     scale multiplied by `backoff_factor`; after `growth_interval` good steps in a row by `growth_factor`.
+         */
+        LossScaleSpec: {
+            /**
+             * Format: double
+             * @description Below 1.
+             * @default 0.5
+             */
+            backoff_factor: number;
+            /**
+             * Format: double
+             * @description Above 1.
+             * @default 2
+             */
+            growth_factor: number;
+            /**
+             * Format: int64
+             * @description Steps.
+             * @default 2000
+             */
+            growth_interval: number;
+            /**
+             * Format: double
+             * @description The scale at the start.
+             * @default 65536
+             */
+            initial: number;
+        };
+        /** @description Max pooling. */
+        MaxPool2dSpec: {
+            /**
+             * Format: int32
+             * @description Height and width of the window, pixels.
+             */
+            kernel: number;
+            /**
+             * Format: int32
+             * @description At each edge; at most half of `kernel`.
+             */
+            padding?: number;
+            /**
+             * Format: int32
+             * @description Pixels from window to window. Absent: `kernel`.
+             */
+            stride?: number | null;
         };
         /** @description Who the caller is (`GET /v1/me`). */
         Me: {
@@ -1159,10 +1714,10 @@ export interface components {
             /** @description The missing ones, in the order asked. */
             missing: components["schemas"]["Digest"][];
         };
-        /** @description The model, by architecture. */
-        ModelSpec: {
-            /** @enum {string} */
-            arch: "mlp";
+        /** @description Linear layers with an activation between them. Parameters `layers.0.weight`, `layers.0.bias`, … */
+        MlpSpec: {
+            /** @description Between layers, not after the last. */
+            activation?: components["schemas"]["Activation"];
             /**
              * Format: int32
              * @description Length of the output.
@@ -1175,6 +1730,19 @@ export interface components {
              * @description Length of one sample.
              */
             inputs: number;
+        };
+        /** @description What is trained. */
+        ModelSpec: components["schemas"]["ArchSpec"] & {
+            /**
+             * @description Weights to begin with: the digest of a `safetensors` file (in a job file also a path), with the names and
+             *     shapes of this model's state dict. Absent: weights are drawn from `train.seed`.
+             */
+            init_from?: string | null;
+            /**
+             * @description Whether every tensor of the model has to be in `init_from`, and no other. If not, tensors that the file lacks
+             *     are drawn, and those that the model lacks are left out. A tensor of another shape is refused either way.
+             */
+            init_strict?: boolean;
         };
         /** @description A metric's value. */
         NamedValue: {
@@ -1243,46 +1811,52 @@ export interface components {
              */
             seq: number;
         };
+        /** @description One cycle, as PyTorch's `OneCycleLR` with cosine annealing in two phases. */
+        OneCycleSchedule: {
+            /**
+             * Format: double
+             * @description The start is lr / div_factor.
+             */
+            div_factor?: number;
+            /**
+             * Format: double
+             * @description The end is the start / final_div_factor.
+             */
+            final_div_factor?: number;
+            /**
+             * Format: double
+             * @description Share of the steps on the way up.
+             */
+            pct_start?: number;
+            /**
+             * Format: int64
+             * @description Absent: the job's length.
+             */
+            total_steps?: number | null;
+        };
         /** @description The optimizer. */
-        OptimizerSpec: {
-            /**
-             * Format: double
-             * @description Learning rate.
-             */
-            lr: number;
-            /**
-             * Format: double
-             * @description 0 ≤ momentum < 1.
-             */
-            momentum?: number;
+        OptimizerSpec: (components["schemas"]["SgdSpec"] & {
             /** @enum {string} */
             name: "sgd";
-            /**
-             * Format: double
-             * @description Added to the gradient.
-             */
-            weight_decay?: number;
-        } | {
-            /** @description Decay of the running means of g and g². */
-            betas?: number[];
-            /**
-             * Format: double
-             * @description Added to the root.
-             */
-            eps?: number;
-            /**
-             * Format: double
-             * @description Learning rate.
-             */
-            lr: number;
+        }) | (components["schemas"]["AdamSpec"] & {
+            /** @enum {string} */
+            name: "adam";
+        }) | (components["schemas"]["AdamwSpec"] & {
             /** @enum {string} */
             name: "adamw";
-            /**
-             * Format: double
-             * @description w −= lr·weight_decay·w, apart from the gradient.
-             */
-            weight_decay?: number;
-        };
+        }) | (components["schemas"]["LambSpec"] & {
+            /** @enum {string} */
+            name: "lamb";
+        }) | (components["schemas"]["LionSpec"] & {
+            /** @enum {string} */
+            name: "lion";
+        }) | (components["schemas"]["RmspropSpec"] & {
+            /** @enum {string} */
+            name: "rmsprop";
+        }) | (components["schemas"]["AdagradSpec"] & {
+            /** @enum {string} */
+            name: "adagrad";
+        });
         /**
          * Format: uuid
          * @description A body that owns projects.
@@ -1354,6 +1928,11 @@ export interface components {
              */
             version: number;
         };
+        /**
+         * @description What forward and backward compute in.
+         * @enum {string}
+         */
+        Precision: "f32" | "bf16" | "f16";
         /**
          * Format: uuid
          * @description Someone or something that acts: a person or a program.
@@ -1571,6 +2150,26 @@ export interface components {
             /** @description At most 8 KiB. */
             text: string;
         };
+        /** @description A residual network for images. */
+        ResnetSpec: {
+            /**
+             * Format: int32
+             * @description Length of the output.
+             */
+            classes: number;
+            /**
+             * @description One sample: channels, height, width. The network has no size of its own for height and width; they say
+             *     what the check at submit and the estimate of memory count with.
+             */
+            input: number[];
+            /** @description What stands before the first stage. */
+            stem?: components["schemas"]["ResnetStem"];
+        };
+        /**
+         * @description What stands before the first stage of a ResNet.
+         * @enum {string}
+         */
+        ResnetStem: "imagenet" | "small";
         /** @description A checkpoint to resume from. */
         ResumeFrom: {
             /** @description The file. */
@@ -1593,6 +2192,42 @@ export interface components {
              */
             user: number;
         };
+        /** @description Root-mean-square norm. */
+        RmsNormSpec: {
+            /**
+             * Format: double
+             * @description Added to the mean square. The default is PyTorch's: the smallest step of an f32 at 1.
+             */
+            eps?: number;
+        };
+        /** @description RMSprop. */
+        RmspropSpec: {
+            /**
+             * Format: double
+             * @description Decay of the running mean of g².
+             */
+            alpha?: number;
+            /**
+             * Format: double
+             * @description Added to the root.
+             */
+            eps?: number;
+            /**
+             * Format: double
+             * @description Learning rate.
+             */
+            lr: number;
+            /**
+             * Format: double
+             * @description 0 ≤ momentum < 1.
+             */
+            momentum?: number;
+            /**
+             * Format: double
+             * @description Added to the gradient.
+             */
+            weight_decay?: number;
+        };
         /**
          * @description What a member of a project may do; each includes the one before.
          * @enum {string}
@@ -1605,11 +2240,53 @@ export interface components {
             /** @description Each local rank's position. */
             ranks: components["schemas"]["RankPosition"][];
         };
+        /** @description The course of the learning rate. */
+        ScheduleSpec: (components["schemas"]["ConstantSchedule"] & {
+            /** @enum {string} */
+            name: "constant";
+        }) | (components["schemas"]["LinearSchedule"] & {
+            /** @enum {string} */
+            name: "linear";
+        }) | (components["schemas"]["CosineSchedule"] & {
+            /** @enum {string} */
+            name: "cosine";
+        }) | (components["schemas"]["StepSchedule"] & {
+            /** @enum {string} */
+            name: "step";
+        }) | (components["schemas"]["OneCycleSchedule"] & {
+            /** @enum {string} */
+            name: "one_cycle";
+        });
+        /** @description Stochastic gradient descent. */
+        SgdSpec: {
+            /**
+             * Format: double
+             * @description Share of the gradient that is kept out of the momentum, 0 to 1; not of the first one.
+             */
+            dampening?: number;
+            /**
+             * Format: double
+             * @description Learning rate.
+             */
+            lr: number;
+            /**
+             * Format: double
+             * @description 0 ≤ momentum < 1.
+             */
+            momentum?: number;
+            /** @description Nesterov's look ahead: w −= lr·(g + momentum·v). Wants a momentum and no dampening. */
+            nesterov?: boolean;
+            /**
+             * Format: double
+             * @description Added to the gradient.
+             */
+            weight_decay?: number;
+        };
         /** @description What one rank runs on. */
         SlotSpec: {
             /**
              * Format: int32
-             * @description Processor cores. Of the first release: 1.
+             * @description Processor cores.
              * @default 1
              */
             cores: number;
@@ -1646,6 +2323,29 @@ export interface components {
             loss?: number | null;
             /** @description Other metrics of the step: `train/accuracy`, … */
             metrics: components["schemas"]["NamedValue"][];
+        };
+        /** @description Steps down. */
+        StepSchedule: {
+            /**
+             * Format: double
+             * @description What is left after a fall.
+             */
+            gamma?: number;
+            /**
+             * Format: int64
+             * @description Steps from one fall to the next.
+             */
+            step_size: number;
+            /**
+             * Format: double
+             * @description Share of lr that warm-up begins with.
+             */
+            warmup_start_factor?: number;
+            /**
+             * Format: int64
+             * @description Steps of warm-up.
+             */
+            warmup_steps?: number;
         };
         /** @description Time limits. All others are ratios of `collective`. */
         TimeoutSpec: {
@@ -1693,6 +2393,19 @@ export interface components {
         };
         /** @description Batches, length, optimizer. */
         TrainSpec: {
+            /** @description Keep the inputs of blocks only and compute the rest again in backward: less memory, a third more work. */
+            activation_checkpointing?: boolean;
+            /**
+             * Format: double
+             * @description Scale the gradient down to this norm over all parameters, if it is longer. Not with `clip_value`.
+             */
+            clip_norm?: number | null;
+            /**
+             * Format: double
+             * @description Cut each element of the gradient to ± this. Not with `clip_norm`.
+             */
+            clip_value?: number | null;
+            ema?: components["schemas"]["EmaSpec"] | null;
             /**
              * Format: int32
              * @description Passes over the data.
@@ -1703,6 +2416,13 @@ export interface components {
              * @description Samples of one optimizer step, over all ranks.
              */
             global_batch: number;
+            /**
+             * @description Parameters with settings of their own; of several that match a name, the first holds. For the others, and for
+             *     groups without a `weight_decay`: with `adamw`, `lamb` and `lion` parameters of fewer than two axes (biases,
+             *     norms) are not decayed.
+             */
+            groups?: components["schemas"]["GroupSpec"][];
+            loss_scale?: components["schemas"]["LossScaleSpec"] | null;
             /**
              * Format: int64
              * @description Stop after so many optimizer steps, if that comes first.
@@ -1715,11 +2435,73 @@ export interface components {
             micro_batch: number;
             /** @description How a gradient becomes a step. */
             optimizer: components["schemas"]["OptimizerSpec"];
+            /** @description What forward and backward compute in. Weights and moments are f32 in any case. */
+            precision?: components["schemas"]["Precision"];
+            /** @description The course of the learning rate. */
+            schedule?: components["schemas"]["ScheduleSpec"];
             /**
              * Format: int64
-             * @description Seeds initial weights, order of samples, and each sample's own randomness.
+             * @description Seeds initial weights, order of samples, dropout, and each sample's own randomness.
              */
             seed?: number;
+            /**
+             * Format: int32
+             * @description Compute threads of a rank; at most `gang.slot.cores`. They change no result.
+             */
+            threads?: number;
+        };
+        /** @description Vision transformer, in torchvision's terms. Exact GELU, layer norms with eps 1e-6. */
+        VitSpec: {
+            /**
+             * Format: double
+             * @description Dropout of attention probabilities.
+             */
+            attention_dropout?: number;
+            /**
+             * Format: int32
+             * @description Length of the output.
+             */
+            classes: number;
+            /**
+             * Format: double
+             * @description Dropout after the embeddings, after attention and within the feed-forward part.
+             */
+            dropout?: number;
+            /**
+             * Format: int32
+             * @description Width.
+             */
+            hidden_dim: number;
+            /**
+             * Format: int32
+             * @description Height and width of an image, pixels.
+             */
+            image_size: number;
+            /**
+             * Format: int32
+             * @description Channels of an image.
+             */
+            in_channels?: number;
+            /**
+             * Format: int32
+             * @description Width within the feed-forward part.
+             */
+            mlp_dim: number;
+            /**
+             * Format: int32
+             * @description Attention heads; a divisor of `hidden_dim`.
+             */
+            num_heads: number;
+            /**
+             * Format: int32
+             * @description Blocks.
+             */
+            num_layers: number;
+            /**
+             * Format: int32
+             * @description Height and width of a patch, pixels; a divisor of `image_size`.
+             */
+            patch_size: number;
         };
     };
     responses: never;
