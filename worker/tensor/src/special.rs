@@ -70,7 +70,7 @@ pub(crate) fn erf_f32(x: f32) -> f32 {
     p = p * s - 2.676_176e-2;
     p = p * s + 1.128_168_4e-1;
     p = p * s - 3.761_248e-1;
-    p = p * s + 1.283_791_1e-1;
+    p = p * s + 1.283_791_2e-1;
     let near = x + x * p;
     // 1 - erf(4) is below half a unit of 1.
     let size = x.abs();

@@ -101,7 +101,7 @@ impl Operation for BatchNorm {
                 move |g, x| factor * (g - shift - (x - mean) * slope)
             }),
             1 => to.write(|c| products(c) * inverse[c]),
-            2 => to.write(|c| sums(c)),
+            2 => to.write(sums),
             _ => to.write(|i| chain.grad[i]),
         }
     }
@@ -163,7 +163,7 @@ impl Operation for Inference {
                 move |g, _| factor * g
             }),
             1 => to.write(|c| products(c) * inverse(c)),
-            2 => to.write(|c| sums(c)),
+            2 => to.write(&sums),
             3 => to.write(|c| -(weight[c] * inverse(c) * sums(c))),
             4 => to.write(|c| {
                 let cube = inverse(c) * inverse(c) * inverse(c);

@@ -45,8 +45,8 @@ struct NodeGrad<T> {
     /// Whether the seeds depend on it and a parameter's gradient on it.
     marked: bool,
     is_seed: bool,
-    written: bool,
-    values: Vec<T>,
+    /// From the first contribution on.
+    values: Option<Vec<T>>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -111,7 +111,7 @@ impl<T: Real> Tape<T> {
 
     /// Gives up what a node was needed for.
     fn let_go(&mut self, place: usize) {
-        let gradient = std::mem::take(&mut self.grads.nodes[place].values);
+        let gradient = self.grads.nodes[place].values.take().unwrap_or_default();
         self.pool.give(gradient);
         if !self.grads.nodes[place].is_seed {
             self.release(place);
@@ -141,7 +141,7 @@ impl<T: Real> Tape<T> {
         for grad in &mut self.grads.nodes {
             grad.marked = false;
             grad.is_seed = false;
-            grad.written = false;
+            grad.values = None;
         }
         for &(value, _) in seeds {
             let place = self.resolve(value)?;
@@ -208,12 +208,10 @@ impl<T: Real> Tape<T> {
         }
         if let Some(which) = heir {
             let input = self.nodes[place].inputs[which] as usize;
-            if self.grads.nodes[input].written {
+            if self.grads.nodes[input].values.is_some() {
                 self.contribute_to(which, place, weights, sink)?;
             } else {
-                let values = std::mem::take(&mut self.grads.nodes[place].values);
-                let grad = &mut self.grads.nodes[input];
-                (grad.values, grad.written) = (values, true);
+                self.grads.nodes[input].values = self.grads.nodes[place].values.take();
             }
         }
         let prepared = std::mem::take(&mut self.grads.prepared);
@@ -249,11 +247,11 @@ impl<T: Real> Tape<T> {
     }
 
     fn rewrite(&mut self, place: usize, weights: &[T]) {
-        let mut grad = std::mem::take(&mut self.grads.nodes[place].values);
+        let mut grad = self.grads.nodes[place].values.take().unwrap_or_default();
         self.with_chain(place, &self.grads, weights, |op, chain| {
             T::rewrite_gradient(op, chain, &mut grad);
         });
-        self.grads.nodes[place].values = grad;
+        self.grads.nodes[place].values = Some(grad);
     }
 
     /// What the gradients of several inputs of a node have in common.
@@ -285,7 +283,7 @@ impl<T: Real> Tape<T> {
             inputs: &operands[..node.input_count],
             output: &self.nodes[node.holder].floats,
             saved: &node.saved,
-            grad: &grads.nodes[place].values,
+            grad: grads.nodes[place].values.as_deref().unwrap_or_default(),
             prepared: &grads.prepared,
             threads: &self.threads,
         };
@@ -318,15 +316,13 @@ impl<T: Real> Tape<T> {
         if !grad.marked {
             return Ok(());
         }
-        let mode = if grad.written { Write::Add } else { Write::Set };
-        grad.written = true;
         // Taken out for the call: the kernel reads other nodes' gradients meanwhile.
-        let mut values = std::mem::take(&mut grad.values);
-        if mode == Write::Set {
-            values = self.pool.take(self.nodes[place].meta.len(), T::ZERO);
-        }
+        let (mode, mut values) = match grad.values.take() {
+            Some(values) => (Write::Add, values),
+            None => (Write::Set, self.pool.take(self.nodes[place].meta.len(), T::ZERO)),
+        };
         kernel(self, &self.grads, Target { dst: &mut values, mode });
-        self.grads.nodes[place].values = values;
+        self.grads.nodes[place].values = Some(values);
         Ok(())
     }
 

@@ -1,7 +1,5 @@
 //! What is done to a product's result while it is still in the cache: bias, then activation.
 
-use std::fmt;
-
 use crate::{
     kernel::isa::{Isa, Kernel, vectorized_on},
     real::Real,
@@ -18,29 +16,17 @@ pub(crate) enum Bias<'a, T> {
 }
 
 /// What is done to each element after the bias.
-#[derive(Clone, Copy)]
-pub(crate) enum Activation<'a, T> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Activation {
     Identity,
     Relu,
-    /// Anything else that maps element by element: given pieces of rows, each element once.
-    Map(&'a (dyn Fn(&mut [T]) + Sync)),
-}
-
-impl<T> fmt::Debug for Activation<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Identity => "Identity",
-            Self::Relu => "Relu",
-            Self::Map(_) => "Map",
-        })
-    }
 }
 
 /// Bias and activation, in this order, after the whole sum (and what was there, where it is added to).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Epilogue<'a, T> {
     pub(crate) bias: Bias<'a, T>,
-    pub(crate) activation: Activation<'a, T>,
+    pub(crate) activation: Activation,
 }
 
 impl<T: Real> Epilogue<'_, T> {
@@ -84,7 +70,6 @@ impl<T: Real> Epilogue<'_, T> {
                     *value = if *value <= T::ZERO { T::ZERO } else { *value };
                 }
             }
-            Activation::Map(map) => map(piece),
         }
     }
 
