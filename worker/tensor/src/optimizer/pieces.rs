@@ -3,7 +3,10 @@
 use std::ops::Range;
 
 use super::{Segment, clip::GradMap, rules::Rule};
-use crate::real::Real;
+use crate::{
+    kernel::{Kernel, vectorized},
+    real::Real,
+};
 
 /// Elements of a piece; the last of a segment may be shorter. Part of how sums are formed, so it
 /// depends on nothing. Weights, gradients and two moments of a piece are 1 MiB in `f32`: they stay in a
@@ -87,75 +90,69 @@ pub(super) fn update<T: Real, const M: usize, R: Rule<T, M>>(
         arenas.pieces().map(move |piece| (rule, piece))
     });
     for_each(pieces, |(rule, Arenas { weights, grads, moments })| {
-        moments.each(weights, grads, |w, g, moments| rule.update(w, grad.apply(g), moments));
+        vectorized(Piece { weights, grads, moments, rule, grad });
     });
+}
+
+/// One piece and what is done to it.
+struct Piece<'a, T, const M: usize, R> {
+    weights: &'a mut [T],
+    grads: &'a [T],
+    moments: [&'a mut [T]; M],
+    rule: R,
+    grad: GradMap<T>,
+}
+
+impl<T: Real, const M: usize, R: Rule<T, M>> Kernel for Piece<'_, T, M, R>
+where
+    for<'a> [&'a mut [T]; M]: Elementwise<T, M>,
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        self.moments.each(self.weights, self.grads, self.rule, self.grad);
+    }
 }
 
 /// Loops over weights, gradients and so many moments, each written out with one argument per slice:
 /// the compiler then knows that they do not overlap and makes vector code.
 pub(super) trait Elementwise<T, const M: usize> {
     /// Replaces weight and moments of each element. All have the same length.
-    fn each(self, w: &mut [T], g: &[T], new: impl Fn(T, T, [T; M]) -> (T, [T; M]));
+    fn each<R: Rule<T, M>>(self, w: &mut [T], g: &[T], rule: R, grad: GradMap<T>);
 }
 
-impl<T: Real> Elementwise<T, 0> for [&mut [T]; 0] {
-    fn each(self, w: &mut [T], g: &[T], new: impl Fn(T, T, [T; 0]) -> (T, [T; 0])) {
-        for (w, &g) in w.iter_mut().zip(g) {
-            (*w, []) = new(*w, g, []);
-        }
-    }
-}
-
-impl<T: Real> Elementwise<T, 1> for [&mut [T]; 1] {
-    fn each(self, w: &mut [T], g: &[T], new: impl Fn(T, T, [T; 1]) -> (T, [T; 1])) {
-        fn each<T: Real>(
-            w: &mut [T],
-            g: &[T],
-            a: &mut [T],
-            new: impl Fn(T, T, [T; 1]) -> (T, [T; 1]),
-        ) {
-            for ((w, &g), a) in w.iter_mut().zip(g).zip(a) {
-                (*w, [*a]) = new(*w, g, [*a]);
+macro_rules! element_wise {
+    ($($count:literal: $($moment:ident)*;)+) => {$(
+        impl<T: Real> Elementwise<T, $count> for [&mut [T]; $count] {
+            #[inline(always)]
+            fn each<R: Rule<T, $count>>(self, w: &mut [T], g: &[T], rule: R, grad: GradMap<T>) {
+                #[inline(always)]
+                fn each<T: Real, R: Rule<T, $count>>(
+                    w: &mut [T],
+                    g: &[T],
+                    $($moment: &mut [T],)*
+                    rule: R,
+                    grad: GradMap<T>,
+                ) {
+                    // Cut to one length here, so that the loop needs no checks.
+                    let len = w.len();
+                    let g = &g[..len];
+                    $(let $moment = &mut $moment[..len];)*
+                    for i in 0..len {
+                        (w[i], [$($moment[i]),*]) = rule.update(w[i], grad.apply(g[i]), [$($moment[i]),*]);
+                    }
+                }
+                let [$($moment),*] = self;
+                each(w, g, $($moment,)* rule, grad);
             }
         }
-        let [a] = self;
-        each(w, g, a, new);
-    }
+    )+};
 }
 
-impl<T: Real> Elementwise<T, 2> for [&mut [T]; 2] {
-    fn each(self, w: &mut [T], g: &[T], new: impl Fn(T, T, [T; 2]) -> (T, [T; 2])) {
-        fn each<T: Real>(
-            w: &mut [T],
-            g: &[T],
-            a: &mut [T],
-            b: &mut [T],
-            new: impl Fn(T, T, [T; 2]) -> (T, [T; 2]),
-        ) {
-            for (((w, &g), a), b) in w.iter_mut().zip(g).zip(a).zip(b) {
-                (*w, [*a, *b]) = new(*w, g, [*a, *b]);
-            }
-        }
-        let [a, b] = self;
-        each(w, g, a, b, new);
-    }
-}
-
-impl<T: Real> Elementwise<T, 3> for [&mut [T]; 3] {
-    fn each(self, w: &mut [T], g: &[T], new: impl Fn(T, T, [T; 3]) -> (T, [T; 3])) {
-        fn each<T: Real>(
-            w: &mut [T],
-            g: &[T],
-            a: &mut [T],
-            b: &mut [T],
-            c: &mut [T],
-            new: impl Fn(T, T, [T; 3]) -> (T, [T; 3]),
-        ) {
-            for ((((w, &g), a), b), c) in w.iter_mut().zip(g).zip(a).zip(b).zip(c) {
-                (*w, [*a, *b, *c]) = new(*w, g, [*a, *b, *c]);
-            }
-        }
-        let [a, b, c] = self;
-        each(w, g, a, b, c, new);
-    }
+element_wise! {
+    0: ;
+    1: a;
+    2: a b;
+    3: a b c;
 }
