@@ -26,6 +26,8 @@ pub(crate) struct Shapes<'a> {
     nodes: Vec<Node>,
     segments: Vec<std::ops::Range<usize>>,
     open: Option<usize>,
+    /// Bytes that the greediest convolution takes beside the tape.
+    scratch: u64,
 }
 
 #[derive(Debug)]
@@ -69,7 +71,7 @@ impl<'a> Shapes<'a> {
             ..Node::source(Meta::f32(param.shape.clone()))
         };
         let nodes = layout.params().iter().map(param).collect();
-        Self { layout, buffers, nodes, segments: Vec::new(), open: None }
+        Self { layout, buffers, nodes, segments: Vec::new(), open: None, scratch: 0 }
     }
 
     pub(crate) fn input(&mut self, meta: Meta) -> Shape {
@@ -83,7 +85,7 @@ impl<'a> Shapes<'a> {
         places.map(|place| self.nodes[place].held()).fold(0, u64::saturating_add)
     }
 
-    /// The most bytes that are there at once in a forward and a backward pass from `seed`.
+    /// The most bytes that are there at once in a forward and a backward pass from `seed`, the scratch included.
     pub(crate) fn peak_bytes(&self, seed: Shape) -> u64 {
         let mut live = self.forward_bytes();
         let mut peak = live.max(self.widest_segment_forward());
@@ -115,7 +117,7 @@ impl<'a> Shapes<'a> {
             let kept = if place == seed.0 { 0 } else { node.held() };
             live = live.saturating_sub(kept.saturating_add(bytes(&node.meta) - handed_on));
         }
-        peak
+        peak.saturating_add(self.scratch)
     }
 
     /// The inside of a segment, which is there while it is recorded, and all that was kept before it.
@@ -172,6 +174,9 @@ impl Graph for Shapes<'_> {
         let metas: Vec<&Meta> = inputs.iter().map(|input| &self.nodes[input.0].meta).collect();
         let meta = op.infer(&metas)?;
         let floats = |len: usize| 4 * len as u64;
+        if let (Op::Conv2d(conv), [x, w, ..]) = (&op, metas.as_slice()) {
+            self.scratch = self.scratch.max(floats(conv.scratch_len(x, w)));
+        }
         let node = Node {
             value: if op.is_view() { 0 } else { bytes(&meta) },
             saved: floats(op.saved_len(&metas, &meta)),

@@ -47,8 +47,6 @@ struct Case {
     spec: ModelSpec,
     samples: usize,
     checkpointing: bool,
-    /// Each rearranges its input image by image, in memory of its own.
-    convolutions: usize,
 }
 
 struct Batch {
@@ -94,20 +92,23 @@ fn cases() -> Vec<Case> {
         json!({ "arch": "resnet18", "stem": "small", "input": [3, 16, 16], "classes": 10 });
     let mlp = json!({ "arch": "mlp", "inputs": 100, "hidden": [300, 300], "classes": 10, "activation": "tanh" });
     let mut cases = Vec::new();
-    for (settings, samples, convolutions) in
-        [(gpt2, 8, 0), (dropped, 8, 0), (bert, 8, 0), (vit, 8, 1), (resnet, 8, 20), (mlp, 500, 0)]
+    for (settings, samples) in
+        [(gpt2, 8), (dropped, 8), (bert, 8), (vit, 8), (resnet, 8), (mlp, 500)]
     {
         for checkpointing in [false, true] {
             let spec = common::spec(settings.clone());
-            cases.push(Case { spec, samples, checkpointing, convolutions });
+            cases.push(Case { spec, samples, checkpointing });
         }
     }
     cases
 }
 
+/// Panels of packed operands, which are as long as the caches want them whatever the shapes.
+const PANELS: u64 = 12 << 20;
+
 #[test]
 fn the_estimate_is_what_a_step_takes_and_a_step_in_its_stride_asks_for_nothing() {
-    for Case { spec, samples, checkpointing, convolutions } in cases() {
+    for Case { spec, samples, checkpointing } in cases() {
         let model = Model::new(&spec).unwrap();
         let mode = Mode::Train { key: 1, precision: Precision::F32, checkpointing };
         let inputs = model.typical_inputs(samples);
@@ -133,12 +134,12 @@ fn the_estimate_is_what_a_step_takes_and_a_step_in_its_stride_asks_for_nothing()
         let taken = (PEAK.load(Relaxed) - before) as u64;
         let what = format!("{:?} {checkpointing}: {estimate}, taken {taken}", spec.arch);
         assert!(estimate.activations <= taken + taken / 50, "{what}");
-        // The tape's pool keeps memory that nothing fits in at the moment; convolutions rearrange their input.
-        assert!(taken <= estimate.activations / 2 * 3 + (1 << 20), "{what}");
+        // The tape's pool keeps memory that nothing fits in at the moment.
+        assert!(taken <= estimate.activations / 2 * 3 + PANELS, "{what}");
         for _ in 0..2 {
             step(&mut run, &batch, mode, &mut grads);
         }
         let asked = step(&mut run, &batch, mode, &mut grads);
-        assert!(asked <= convolutions * samples, "{asked} requests: {what}");
+        assert_eq!(asked, 0, "{what}");
     }
 }

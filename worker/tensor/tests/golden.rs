@@ -39,17 +39,14 @@ fn first_batch_agrees<N: Net, T: Real>() {
 
 fn five_steps_agree<N: Net, T: Real>() {
     let golden = Golden::read::<N>();
-    for name in CASES_OF_FIVE_STEPS {
-        case_agrees::<N, T>(&golden, name, N::UNSETTLED);
+    let is_single = T::DTYPE == f32::DTYPE;
+    let is_settled = |name: &&str| !(is_single && N::UNSETTLED.contains(name));
+    for name in CASES_OF_FIVE_STEPS.into_iter().filter(is_settled) {
+        case_agrees::<N, T>(&golden, name);
     }
 }
 
-/// `unsettled` are places that are not compared in f32.
-fn case_agrees<N: Net, T: Real>(
-    golden: &Golden,
-    name: &'static str,
-    unsettled: &[(&str, &str, usize)],
-) {
+fn case_agrees<N: Net, T: Real>(golden: &Golden, name: &'static str) {
     let case = Case::read::<N>(name);
     let mut run = Run::<N, T>::new(golden);
     run.label_smoothing = case.record["label_smoothing"].as_f64();
@@ -82,7 +79,6 @@ fn case_agrees<N: Net, T: Real>(
     let check = |kept: &str, ours: &[T]| {
         let is_single = T::DTYPE == f32::DTYPE;
         let floor = |place| match N::is_free(kept, place) {
-            _ if is_single && unsettled.contains(&(name, kept, place)) => f64::INFINITY,
             true if !is_single => reach,
             _ => 0.0,
         };
@@ -157,9 +153,9 @@ fn a_transformers_weights_after_five_steps_agree_in_f64() {
     five_steps_agree::<Gpt, f64>();
 }
 
-/// With the others in f32 but for what [`Net::UNSETTLED`] leaves out.
+/// What [`Net::UNSETTLED`] leaves out: a few of 8,688 weights are up to twice the tolerance away.
 #[test]
 #[ignore = "f32 does not settle these: nudging the weights by one rounding moves them as far"]
 fn all_of_a_transformers_weights_after_rmsprop_agree_in_f32() {
-    case_agrees::<Gpt, f32>(&Golden::read::<Gpt>(), "rmsprop", &[]);
+    case_agrees::<Gpt, f32>(&Golden::read::<Gpt>(), "rmsprop");
 }

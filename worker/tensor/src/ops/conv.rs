@@ -61,6 +61,15 @@ impl Conv2d {
     }
 }
 
+impl Conv2d {
+    /// Floats that forward and backward take beside the tape, for what they lay out anew. Each thread keeps them from
+    /// one convolution to the next. 0 for shapes that do not fit.
+    pub fn scratch_len(&self, x: &Meta, w: &Meta) -> usize {
+        let shape = self.shape(x, w).filter(|shape| shape.fault().is_none());
+        shape.map_or(0, |shape| conv::scratch_len::<f32>(&shape))
+    }
+}
+
 impl Operation for Conv2d {
     fn arity(&self) -> RangeInclusive<usize> {
         2..=3

@@ -44,6 +44,16 @@ use correlation::Correlation;
 use patches::Patches;
 use shape::Phase;
 
+/// Elements of the operands that a convolution lays out anew, for the greediest of its three products.
+pub(crate) fn scratch_len<T: Real>(shape: &ConvShape) -> usize {
+    let (outs, ins) = shape.channels_per_group();
+    let transformed =
+        |rows, channels| correlation::transformed_len::<T>(shape, isa(), rows, channels);
+    let forward = transformed(outs, ins);
+    let of_input = shape.weight_len() + transformed(ins, outs);
+    forward.max(of_input).max(weight::scratch_len(shape))
+}
+
 /// What a convolution runs with.
 #[derive(Debug)]
 pub(crate) struct With<'a> {

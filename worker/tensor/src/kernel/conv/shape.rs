@@ -42,7 +42,7 @@ impl ConvShape {
     /// What cannot be, as a rule that is broken.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         let lens = [self.in_height, self.in_width, self.kernel[0], self.kernel[1]];
-        let steps = [self.stride, self.padding, self.dilation].concat();
+        let steps = [self.stride, self.padding, self.dilation];
         let is_large = |len: &usize| MAX_LEN < *len;
         let product = |lens: &[usize]| {
             let all = lens.iter().try_fold(1_usize, |all, len| all.checked_mul(*len));
@@ -58,7 +58,7 @@ impl ConvShape {
         if channels.iter().any(|channels| !channels.is_multiple_of(self.groups)) {
             return Some("groups must divide the channels");
         }
-        if lens.iter().chain(&steps).any(is_large) {
+        if lens.iter().chain(steps.as_flattened()).any(is_large) {
             return Some("lengths, strides, paddings and dilations must be 2^24 or less");
         }
         let reach = |axis: usize| self.dilation[axis] * (self.kernel[axis] - 1) + 1;

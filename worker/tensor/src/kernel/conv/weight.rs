@@ -43,6 +43,16 @@ pub(crate) fn gradient_of_weight<T: Real>(
     });
 }
 
+/// Elements of the operands that are laid out anew.
+pub(super) fn scratch_len(shape: &ConvShape) -> usize {
+    let (outs, ins) = shape.channels_per_group();
+    if winograd::fits(shape) {
+        shape.in_len() + shape.out_len() + winograd::sum_len(outs, ins)
+    } else {
+        shape.in_len() + outs * shape.taps() * ins
+    }
+}
+
 struct Gradient<'a, T> {
     shape: &'a ConvShape,
     x: &'a [T],
