@@ -3,7 +3,7 @@
 //! A [`Model`] is built from a job's [`lockstep_api::ModelSpec`]. It knows names, shapes and the order of operations and
 //! owns no numbers: weights and running statistics lie in flat arenas of the caller, whose places [`Model::layout`] and
 //! [`Model::buffers`] say. Names and shapes are those of torchvision and Hugging Face, so that their `safetensors`
-//! files load here ([`Model::load_weights`]) and ours there ([`Model::named_tensors`]).
+//! files load here ([`Model::load_weights`]); [`Model::named_tensors`] gives ours under the same names.
 //!
 //! # Precision
 //! With bf16 or f16 the operands and results of linear layers, convolutions and attention are rounded to it, as
