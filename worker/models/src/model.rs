@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use lockstep_api::ModelSpec;
-use lockstep_tensor::{Layout, Meta, OpError, Real, Tape, Value};
+use lockstep_tensor::{Layout, Meta, OpError, Real, Tape, Value, norm};
 
 use crate::{
     arch::{Net, Ports},
-    builder::{Builder, Declared, VARIANCE},
+    builder::{Buffer, Builder, Declared, VARIANCE},
     error::ModelError,
     flow::Flow,
     graph::Given,
@@ -131,18 +131,11 @@ impl Model {
             if statistics.count == 0 {
                 continue;
             }
-            let count = statistics.count as f64;
-            let unbiased = if statistics.count == 1 { 1.0 } else { count / (count - 1.0) };
-            let (mean, variance) = statistics.values.split_at(running.channels);
-            for (buffer, batch, factor) in
-                [(running.mean, mean, 1.0), (running.variance, variance, unbiased)]
-            {
-                let range = layout.params()[buffer.id(layout).0].range.clone();
-                let old = buffers.get_mut(range).unwrap_or_default();
-                for (old, new) in old.iter_mut().zip(batch) {
-                    let new = running.momentum * factor * new.to_f64();
-                    *old = T::from_f64((1.0 - running.momentum) * old.to_f64() + new);
-                }
+            let range = |buffer: Buffer| layout.params()[buffer.id(layout).0].range.clone();
+            let places = [range(running.mean), range(running.variance)];
+            if let Ok([mean, variance]) = buffers.get_disjoint_mut(places) {
+                let (saved, count) = (&statistics.saved, statistics.count);
+                norm::update_running(mean, variance, saved, count, running.momentum);
             }
             let tracked = layout.params()[running.tracked.id(layout).0].range.clone();
             for counter in buffers.get_mut(tracked).unwrap_or_default() {

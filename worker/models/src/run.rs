@@ -23,18 +23,16 @@ pub struct Workspace<T> {
 /// Of one batch norm in one batch.
 #[derive(Debug, Clone)]
 pub(crate) struct Statistics<T> {
-    /// Of each channel the mean, then of each the variance (of the batch itself, not the estimate for all data).
-    pub(crate) values: Vec<T>,
+    /// What the batch norm kept: mean, inverse deviation and variance of each channel, in that order.
+    pub(crate) saved: Vec<T>,
     /// Elements of each channel; 0 before the first training pass.
     pub(crate) count: usize,
 }
 
 impl<T: Real> Workspace<T> {
     pub(crate) fn new(running: &[Running]) -> Self {
-        let statistics = |running: &Running| Statistics {
-            values: vec![T::ZERO; 2 * running.channels],
-            count: 0,
-        };
+        let statistics =
+            |running: &Running| Statistics { saved: vec![T::ZERO; 3 * running.channels], count: 0 };
         let norms = running.iter().map(statistics).collect();
         Self { norms, zeros: Vec::new(), causal: Vec::new(), causal_time: 0 }
     }
@@ -121,9 +119,7 @@ impl<T: Real> Graph for OnTape<'_, T> {
             return Err(OpError::DataLength { what, shape, expected, given });
         }
         let statistics = &mut self.workspace.norms[running.place];
-        let (mean, variance) = statistics.values.split_at_mut(channels);
-        mean.copy_from_slice(&saved[..channels]);
-        variance.copy_from_slice(&saved[2 * channels..]);
+        statistics.saved.copy_from_slice(saved);
         statistics.count = elements / channels.max(1);
         Ok(())
     }
