@@ -353,7 +353,7 @@ fn deep(recompute: bool) -> (Vec<u32>, Vec<u32>) {
             }
             let w = tape.param(layout.id(name).unwrap());
             let z = tape.apply(Op::Linear(Activation::Gelu), &[x, w], &weights).unwrap();
-            let y = tape.apply(Op::Add, &[z, z], &weights).unwrap();
+            let y = tape.apply(Op::Mul, &[z, z], &weights).unwrap();
             if recomputes {
                 tape.end_segment(y).unwrap();
                 let gone = tape.values(z);
