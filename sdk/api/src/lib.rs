@@ -11,6 +11,7 @@ mod rank;
 mod sample;
 mod spec;
 mod state;
+mod state_dict;
 
 pub use agent::*;
 pub use check::*;
@@ -23,3 +24,4 @@ pub use rank::*;
 pub use sample::*;
 pub use spec::*;
 pub use state::*;
+pub use state_dict::*;

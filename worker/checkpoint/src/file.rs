@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 
 use camino::{Utf8Path, Utf8PathBuf};
+use lockstep_api::{EMA_PREFIX, OPTIMIZER_PREFIX};
 use lockstep_tensor::{Layout, Param};
 use safetensors::tensor::{Metadata, TensorView};
 use safetensors::{Dtype, SafeTensors, View};
@@ -52,7 +53,7 @@ pub fn load(
         fill(&tensors, state.layout, &moment_prefix(moment), values)?;
     }
     if let Some(average) = state.average.as_deref_mut() {
-        fill(&tensors, state.layout, AVERAGE, average)?;
+        fill(&tensors, state.layout, EMA_PREFIX, average)?;
     }
     state.optimizer.step = meta.optimizer_step;
     Ok(meta)
@@ -159,14 +160,8 @@ impl Piece<'_> {
     }
 }
 
-/// What tensors of the mean of the weights begin with.
-pub(crate) const AVERAGE: &str = "ema.";
-
-/// What tensors of the optimizer's moments begin with.
-pub(crate) const MOMENTS: &str = "optimizer.";
-
 fn moment_prefix(moment: &str) -> String {
-    format!("{MOMENTS}{moment}.")
+    format!("{OPTIMIZER_PREFIX}{moment}.")
 }
 
 /// One arena: what its tensors' names begin with, where each lies, its numbers.
@@ -183,7 +178,7 @@ fn parts<'a>(state: &State<'a>) -> Vec<Part<'a>> {
     for (moment, values) in &state.optimizer.moments {
         parts.push(part(&moment_prefix(moment), state.layout, values));
     }
-    parts.extend(state.average.map(|values| part(AVERAGE, state.layout, values)));
+    parts.extend(state.average.map(|values| part(EMA_PREFIX, state.layout, values)));
     parts
 }
 

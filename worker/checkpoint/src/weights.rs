@@ -4,10 +4,11 @@ use std::fs;
 
 use camino::Utf8Path;
 use lockstep_api::ModelSpec;
+use lockstep_api::{EMA_PREFIX, is_training_state};
 use lockstep_tensor::Layout;
 use serde_json::json;
 
-use crate::file::{AVERAGE, MOMENTS, fill, io, parse, refuse_other};
+use crate::file::{fill, io, parse, refuse_other};
 use crate::{CheckpointError, Meta, curve};
 
 /// Which weights of a checkpoint.
@@ -48,12 +49,12 @@ pub fn load_weights(
     curve::compare(&json!({ "model": meta.settings["model"] }), &json!({ "model": model }))?;
     refuse_other(&tensors, |name| {
         let is_model_s = |layout: &Layout| layout.id(name).is_some();
-        let is_training_s = name.starts_with(MOMENTS) || name.starts_with(AVERAGE);
+        let is_training_s = is_training_state(name);
         is_training_s || is_model_s(state.layout) || is_model_s(state.buffer_layout)
     })?;
     let prefix = match which {
         WeightsOf::LastStep => "",
-        WeightsOf::Average => AVERAGE,
+        WeightsOf::Average => EMA_PREFIX,
     };
     fill(&tensors, state.layout, prefix, state.weights)?;
     fill(&tensors, state.buffer_layout, "", state.buffers)?;

@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
+use lockstep_api::is_training_state;
 use lockstep_tensor::{Layout, Param};
 use safetensors::{
     SafeTensorError, SafeTensors,
@@ -69,7 +70,7 @@ impl Model {
     /// Fills weights and buffers from a file's bytes: f32, f16, bf16 and f64 are read and converted.
     ///
     /// Names are those of the architecture's library, older ones and those of a file without the head included;
-    /// constants that libraries save along (causal masks, positions) are passed over, and counters of batches may be
+    /// constants that libraries save along (causal masks, positions) and, of a checkpoint, what trains the model are passed over, and counters of batches may be
     /// absent. With `strict` every other tensor of the model has to be there and none besides; otherwise what is
     /// missing stays as it is. A tensor of another shape is refused either way.
     ///
@@ -107,7 +108,9 @@ impl Model {
 
     /// The file's tensors under this model's names.
     fn named<'a>(&self, file: &'a SafeTensors<'a>) -> Result<Tensors<'a>, LoadError> {
-        let mut sorted: Vec<(&'a str, TensorView<'a>)> = file.iter().collect();
+        // A checkpoint of ours also holds what trains the model.
+        let mut sorted: Vec<(&'a str, TensorView<'a>)> =
+            file.iter().filter(|(name, _)| !is_training_state(name)).collect();
         sorted.sort_by(|a, b| a.0.cmp(b.0));
         let prefix = self.names.missing_prefix(sorted.iter().map(|(name, _)| *name));
         let mut named = Tensors::new();

@@ -65,6 +65,20 @@ fn what_is_named_loads_back_bit_for_bit() {
 }
 
 #[test]
+fn what_trains_the_model_is_passed_over_in_a_checkpoint() {
+    for spec in [common::layers(), common::gpt2(true)] {
+        let case = case(&spec);
+        let mut tensors = case.tensors.clone();
+        for (name, tensor) in &case.tensors.0 {
+            for prefix in ["optimizer.m.", "optimizer.v.", "ema."] {
+                tensors.0.insert(format!("{prefix}{name}"), tensor.clone());
+            }
+        }
+        case.check_loads(&tensors);
+    }
+}
+
+#[test]
 fn counters_are_scalars_of_i64_and_may_be_missing() {
     let mut case = case(&common::layers());
     let (dtype, shape, data) = &case.tensors.0["1.num_batches_tracked"];

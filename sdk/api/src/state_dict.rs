@@ -1,0 +1,12 @@
+//! What tensors of a checkpoint are named besides the model's own.
+
+/// What the optimizer's moments begin with: `optimizer.<moment>.<parameter>`.
+pub const OPTIMIZER_PREFIX: &str = "optimizer.";
+
+/// What the running mean of the weights begins with: `ema.<parameter>`.
+pub const EMA_PREFIX: &str = "ema.";
+
+/// Whether a tensor is of the training and not of the model. No model has parameters of such names.
+pub fn is_training_state(name: &str) -> bool {
+    name.starts_with(OPTIMIZER_PREFIX) || name.starts_with(EMA_PREFIX)
+}
