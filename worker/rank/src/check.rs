@@ -58,6 +58,8 @@ fn dry_run(request: &CheckRequest) -> Result<CheckSummary, FieldError> {
     )
     .map_err(|error| component_error(&error))?;
     let train = probe(&guests, spec, "train", request.train_dir.as_ref())?;
+    let steps_total = Schedule::new(train.samples, &spec.train).steps_total();
+    update::schedule(&spec.train, steps_total)?;
     let eval = request.eval_dir.as_deref().map(|dir| probe(&guests, spec, "eval", dir.as_ref()));
     let eval = eval.transpose()?;
     let loss =
@@ -79,7 +81,7 @@ fn dry_run(request: &CheckRequest) -> Result<CheckSummary, FieldError> {
         train_samples: train.samples,
         eval_samples: eval.map(|eval| eval.samples),
         parameter_count,
-        steps_total: Schedule::new(train.samples, &spec.train).steps_total(),
+        steps_total,
         rank_memory_bytes,
     })
 }

@@ -6,7 +6,7 @@ use lockstep_api::{
 };
 use lockstep_tensor::{
     Clip, Ema, EmaWarmUp, GroupUpdate, Layout, LossScale, LossScaleSettings, LossScaleState,
-    LrCurve, LrSchedule, Optimizer, ParamGroup, SettingError, UpdatePlan, WarmUp,
+    LrCurve, LrSchedule, Optimizer, ParamGroup, PlanError, SettingError, UpdatePlan, WarmUp,
 };
 
 /// The plan of a model's updates.
@@ -20,8 +20,15 @@ pub(crate) fn plan(train: &TrainSpec, layout: &Layout) -> Result<UpdatePlan, Fie
         (None, Some(bound)) => Clip::Value { bound },
         (None, None) => Clip::None,
     };
-    UpdatePlan::new(optimizer(&train.optimizer), clip, &groups, layout)
-        .map_err(|error| FieldError::new("train", lockstep_service::chain(&error)))
+    UpdatePlan::new(optimizer(&train.optimizer), clip, &groups, layout).map_err(|error| {
+        let field = match &error {
+            PlanError::NoMatch { group, .. } | PlanError::Shadowed { group, .. } => {
+                format!("train.groups[{group}].match")
+            }
+            PlanError::Setting(_) => "train".to_owned(),
+        };
+        FieldError::new(field, lockstep_service::chain(&error))
+    })
 }
 
 fn group(spec: &GroupSpec) -> ParamGroup {
@@ -98,6 +105,10 @@ pub(crate) fn schedule(train: &TrainSpec, steps_total: u64) -> Result<LrSchedule
             (0, 0.0, curve)
         }
     };
+    if 0 < warmup && steps_total <= warmup {
+        let message = format!("expected less than the job's {steps_total} steps, got {warmup}");
+        return Err(FieldError::new("train.schedule.warmup_steps", message));
+    }
     let warm_up = (0 < warmup).then_some(WarmUp { steps: warmup, start_factor });
     LrSchedule::new(warm_up, curve)
         .map_err(|error| FieldError::new("train.schedule", lockstep_service::chain(&error)))

@@ -178,3 +178,22 @@ fn a_slot_that_is_too_small_is_refused_with_the_need() {
     assert_eq!(error.field, "gang.slot.memory_mib");
     assert!(error.message.ends_with("found 128"), "{error}");
 }
+
+#[test]
+fn a_group_without_parameters_and_a_warm_up_without_an_end_are_refused_by_their_fields() {
+    let mut spec = digits(1, Reduction::Fast, 20);
+    spec.train.groups =
+        serde_json::from_value(json!([{ "match": "*" }, { "match": "x" }])).unwrap();
+    let error = refused(&spec, &digits_files());
+    assert_eq!(error.field, "train.groups[1].match");
+    assert!(error.message.contains("layers.0.weight"), "{error}");
+    spec.train.groups.clear();
+    let steps = accepted(&spec, &digits_files()).steps_total;
+    let warm_up = |steps: u64| json!({ "name": "cosine", "warmup_steps": steps });
+    spec.train.schedule = serde_json::from_value(warm_up(steps - 1)).unwrap();
+    accepted(&spec, &digits_files());
+    spec.train.schedule = serde_json::from_value(warm_up(steps)).unwrap();
+    let error = refused(&spec, &digits_files());
+    assert_eq!(error.field, "train.schedule.warmup_steps");
+    assert!(error.message.contains(&format!("the job's {steps} steps")), "{error}");
+}
