@@ -348,19 +348,21 @@ impl Reducer {
         Ok(())
     }
 
-    /// Gives every rank the `values` of `root`. Uses the memory of the gradients.
+    /// Gives every rank the `values` of `root`, by pieces as long as the gradients, whose memory they use.
     ///
     /// # Panics
-    /// During a step, or if there are more values than gradients.
+    /// During a step.
     pub fn broadcast(&mut self, root: usize, values: &mut [f32]) -> Result<(), GroupError> {
         self.between_steps("broadcast");
-        let range = 0..values.len();
-        if self.rank == root {
-            self.arena.floats_mut(0, range.clone()).copy_from_slice(values);
+        for values in values.chunks_mut(self.layout.len().max(1)) {
+            let range = 0..values.len();
+            if self.rank == root {
+                self.arena.floats_mut(0, range.clone()).copy_from_slice(values);
+            }
+            let lease = self.arena.lease(0..1, range);
+            let received = self.comm.broadcast(root, lease, values.to_vec())?;
+            values.copy_from_slice(&received);
         }
-        let lease = self.arena.lease(0..1, range);
-        let received = self.comm.broadcast(root, lease, values.to_vec())?;
-        values.copy_from_slice(&received);
         Ok(())
     }
 

@@ -77,34 +77,10 @@ pub(crate) fn prepare(
     let forming = begin_forming(config, model.layout(), position)?;
     let Opened { train, samples, eval, loss } = open_guests(config, link)?;
     let schedule = Schedule::new(samples, &spec.train);
-    let refused = |error: FieldError| {
-        Failure::new(FailureCode::RankError, format!("{}: {}", error.field, error.message))
-    };
     let update = update::plan(&spec.train, model.layout()).map_err(refused)?;
     let learning_rate = update::schedule(&spec.train, schedule.steps_total()).map_err(refused)?;
-    let mut weights = model.initial_weights(spec.train.seed);
-    let mut buffers = model.initial_buffers();
-    let mut optimizer_state = update.state();
-    let mut average = update::average(&spec.train, &weights).map_err(refused)?;
-    let mut loss_scale = update::loss_scale(&spec.train).map_err(refused)?;
-    let mut next_step = 0;
-    if let Some(path) = &config.resume_path {
-        let state = StateMut {
-            layout: model.layout(),
-            weights: &mut weights,
-            buffer_layout: model.buffers(),
-            buffers: &mut buffers,
-            average: average.as_mut().map(|(_, average)| average.as_mut_slice()),
-            optimizer: &mut optimizer_state,
-        };
-        next_step = resume(config, path.as_ref(), state, &mut loss_scale, &schedule)?;
-    } else if let Some(path) = &config.init_path {
-        let strict = spec.model.init_strict;
-        begin_from(&model, path.as_ref(), (&mut weights, &mut buffers), strict).map_err(refused)?;
-        if let Some((_, average)) = &mut average {
-            average.copy_from_slice(&weights);
-        }
-    }
+    let start = Start::new(config, &model, &update, &schedule)?;
+    let Start { weights, buffers, optimizer_state, average, loss_scale, next_step } = start;
     position.enter(Phase::Forming);
     let panicked =
         |_| Failure::new(FailureCode::RankError, "the thread that forms the group panicked");
@@ -134,6 +110,88 @@ pub(crate) fn prepare(
         reducer,
         next_step,
     })
+}
+
+fn refused(error: FieldError) -> Failure {
+    Failure::new(FailureCode::RankError, format!("{}: {}", error.field, error.message))
+}
+
+/// All that training changes, before the first step.
+struct Start {
+    weights: Vec<f32>,
+    buffers: Vec<f32>,
+    optimizer_state: OptimizerState,
+    average: Option<(Ema, Vec<f32>)>,
+    loss_scale: Option<LossScale>,
+    next_step: u64,
+}
+
+impl Start {
+    /// From a checkpoint, from a file of weights, or drawn.
+    fn new(
+        config: &RankConfig,
+        model: &Model,
+        update: &UpdatePlan,
+        schedule: &Schedule,
+    ) -> Result<Self, Failure> {
+        let train = &config.spec.train;
+        let mut weights = model.initial_weights(train.seed);
+        let mut buffers = model.initial_buffers();
+        if let Some(path) = config.init_path.as_deref().filter(|_| config.resume_path.is_none()) {
+            let strict = config.spec.model.init_strict;
+            begin_from(model, path.as_ref(), (&mut weights, &mut buffers), strict)
+                .map_err(refused)?;
+        }
+        let average = update::average(train, &weights).map_err(refused)?;
+        let loss_scale = update::loss_scale(train).map_err(refused)?;
+        let optimizer_state = update.state();
+        let mut start =
+            Self { weights, buffers, optimizer_state, average, loss_scale, next_step: 0 };
+        if let Some(path) = &config.resume_path {
+            start.resume(config, path.as_ref(), model, schedule)?;
+        }
+        Ok(start)
+    }
+
+    /// Goes on where the checkpoint ends.
+    fn resume(
+        &mut self,
+        config: &RankConfig,
+        path: &Utf8Path,
+        model: &Model,
+        schedule: &Schedule,
+    ) -> Result<(), Failure> {
+        let mut state = StateMut {
+            layout: model.layout(),
+            weights: &mut self.weights,
+            buffer_layout: model.buffers(),
+            buffers: &mut self.buffers,
+            average: self.average.as_mut().map(|(_, average)| average.as_mut_slice()),
+            optimizer: &mut self.optimizer_state,
+        };
+        let settings = curve_settings(&config.spec);
+        let meta = lockstep_checkpoint::load(path, &settings, &mut state)
+            .map_err(|error| Failure::of_checkpoint(&error))?;
+        let Meta { step, data_epoch, next_position, samples_per_epoch, .. } = meta;
+        self.loss_scale = update::resumed_loss_scale(&config.spec.train, meta.loss_scale)
+            .map_err(|error| Failure::new(FailureCode::CheckpointFailed, error.message))?;
+        self.next_step = u64::try_from(step.0).unwrap_or(0);
+        let place = schedule.place(self.next_step);
+        let expected = (
+            place.data_epoch.cast_signed(),
+            place.first_position.cast_signed(),
+            schedule.samples().cast_signed(),
+        );
+        if expected != (data_epoch, next_position, samples_per_epoch) {
+            let message = format!(
+                "the checkpoint goes on at position {next_position} of epoch {data_epoch} over \
+                 {samples_per_epoch} samples, but step {step} of this job is at position {} of epoch {} over {}",
+                expected.1, expected.0, expected.2,
+            );
+            return Err(Failure::new(FailureCode::CheckpointFailed, message));
+        }
+        Ok(())
+    }
 }
 
 /// Another thread meets the other ranks meanwhile.
@@ -227,38 +285,6 @@ pub(crate) fn begin_from(
         .load_weights(weights, buffers, &bytes, strict)
         .map(drop)
         .map_err(|error| refuse(chain(&error)))
-}
-
-/// Fills `state` from the checkpoint; the step to do next.
-fn resume(
-    config: &RankConfig,
-    path: &Utf8Path,
-    mut state: StateMut<'_>,
-    loss_scale: &mut Option<LossScale>,
-    schedule: &Schedule,
-) -> Result<u64, Failure> {
-    let settings = curve_settings(&config.spec);
-    let meta = lockstep_checkpoint::load(path, &settings, &mut state)
-        .map_err(|error| Failure::of_checkpoint(&error))?;
-    let Meta { step, data_epoch, next_position, samples_per_epoch, .. } = meta;
-    *loss_scale = update::resumed_loss_scale(&config.spec.train, meta.loss_scale)
-        .map_err(|error| Failure::new(FailureCode::CheckpointFailed, error.message))?;
-    let next_step = u64::try_from(step.0).unwrap_or(0);
-    let place = schedule.place(next_step);
-    let expected = (
-        place.data_epoch.cast_signed(),
-        place.first_position.cast_signed(),
-        schedule.samples().cast_signed(),
-    );
-    if expected != (data_epoch, next_position, samples_per_epoch) {
-        let message = format!(
-            "the checkpoint goes on at position {next_position} of epoch {data_epoch} over \
-             {samples_per_epoch} samples, but step {step} of this job is at position {} of epoch {} over {}",
-            expected.1, expected.0, expected.2,
-        );
-        return Err(Failure::new(FailureCode::CheckpointFailed, message));
-    }
-    Ok(next_step)
 }
 
 /// Guests' words go to the job's log.

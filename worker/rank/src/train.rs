@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use lockstep_api::{
-    FailureCode, JobSpec, NamedValue, Phase, Rank, RankConfig, RankMessage, Step, StepReport,
+    FailureCode, JobSpec, LogLevel, LogSource, NamedValue, Phase, Rank, RankConfig, RankMessage,
+    Step, StepReport,
 };
 use lockstep_checkpoint::{FORMAT_VERSION, Meta, curve_settings};
 use lockstep_ddp::{GrainSums, StepOutcome, Votes};
@@ -74,9 +75,12 @@ impl Trainer {
             self.update_weights(step, &outcome)?;
             self.report(step, place, &outcome, began.elapsed());
             self.ready.next_step += 1;
-            let is_stopping = outcome.stop || self.evaluate_if_due(step)?;
-            if is_stopping || self.is_checkpoint_due() {
+            let is_due = self.is_evaluation_due(step);
+            if outcome.stop || is_due || self.is_checkpoint_due() {
                 self.share_buffers()?;
+            }
+            let is_stopping = outcome.stop || (is_due && self.evaluate(self.ready.next_step)?);
+            if is_stopping || self.is_checkpoint_due() {
                 self.checkpoint()?;
             }
             if is_stopping {
@@ -165,30 +169,13 @@ impl Trainer {
 
     fn update_weights(&mut self, step: u64, outcome: &StepOutcome) -> Result<(), Failure> {
         self.position.enter(Phase::Optimizer);
-        let Ready {
-            update,
-            learning_rate,
-            average,
-            loss_scale,
-            optimizer_state,
-            reducer,
-            engine,
-            ..
-        } = &mut self.ready;
-        let gradients = reducer.gradients();
-        let scale = loss_scale.as_ref().map_or(1.0, |scale| scale.scale());
-        if outcome.loss_sum.is_finite()
-            && let Some(loss_scale) = loss_scale
-        {
-            match loss_scale.update(outcome.non_finite) {
-                StepDecision::Take => self.skipped_in_row = 0,
-                StepDecision::Skip if self.skipped_in_row < MAX_SKIPPED_STEPS => {
-                    self.skipped_in_row += 1;
-                    return Ok(());
-                }
-                StepDecision::Skip => {}
-            }
+        let scale = self.ready.loss_scale.as_ref().map_or(1.0, |scale| scale.scale());
+        if self.is_left_out(step, outcome) {
+            return Ok(());
         }
+        let Ready { update, learning_rate, average, optimizer_state, reducer, engine, .. } =
+            &mut self.ready;
+        let gradients = reducer.gradients();
         if outcome.non_finite || !outcome.loss_sum.is_finite() {
             let params = engine.model.layout().params();
             let is_at_fault = |param: &&lockstep_tensor::Param| {
@@ -218,8 +205,35 @@ impl Trainer {
         Ok(())
     }
 
+    /// Takes the step's outcome into the scale of the loss, if there is one. Says whether the step is left out because
+    /// the scale was too high: not if it never gets better.
+    fn is_left_out(&mut self, step: u64, outcome: &StepOutcome) -> bool {
+        let Some(loss_scale) = &mut self.ready.loss_scale else { return false };
+        if !outcome.loss_sum.is_finite() {
+            return false;
+        }
+        let scale = loss_scale.scale();
+        let decision = loss_scale.update(outcome.non_finite);
+        let next = loss_scale.scale();
+        if decision == StepDecision::Take {
+            self.skipped_in_row = 0;
+            return false;
+        }
+        self.skipped_in_row += 1;
+        if MAX_SKIPPED_STEPS < self.skipped_in_row {
+            return false;
+        }
+        if self.is_reporter() {
+            let text = format!(
+                "step {step} is left out: a gradient is not finite with the loss scaled by {scale}, now by {next}"
+            );
+            self.link.log(LogSource::Rank, LogLevel::Info, &text);
+        }
+        true
+    }
+
     /// The running statistics are rank 0's.
-    pub(crate) fn share_buffers(&mut self) -> Result<(), Failure> {
+    fn share_buffers(&mut self) -> Result<(), Failure> {
         let Ready { engine, reducer, .. } = &mut self.ready;
         if engine.buffers.is_empty() {
             return Ok(());
@@ -228,18 +242,13 @@ impl Trainer {
         shared.map_err(|error| Failure::of_group(&error))
     }
 
-    /// After the passes over the data that the job names, and at the end. Says whether all ranks agreed to stop
-    /// meanwhile.
-    fn evaluate_if_due(&mut self, step: u64) -> Result<bool, Failure> {
+    /// After the passes over the data that the job names, and at the end.
+    fn is_evaluation_due(&self, step: u64) -> bool {
         let schedule = &self.ready.schedule;
         let epochs = schedule.place(step).data_epoch + 1;
         let is_last = step + 1 == schedule.steps_total();
         let is_due = epochs.is_multiple_of(u64::from(self.spec.eval.every_epochs.max(1)));
-        if schedule.ends_epoch(step) && (is_due || is_last) {
-            self.share_buffers()?;
-            return self.evaluate(self.ready.next_step);
-        }
-        Ok(false)
+        schedule.ends_epoch(step) && (is_due || is_last)
     }
 
     fn report(&self, step: u64, place: Place, outcome: &StepOutcome, took: Duration) {
