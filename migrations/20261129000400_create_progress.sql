@@ -47,6 +47,8 @@ CREATE TABLE log_line (
 
 CREATE TABLE failure (
     failure_id uuid PRIMARY KEY,
+    -- In the order in which they were filed: several may be filed at one time.
+    failure_no bigint GENERATED ALWAYS AS IDENTITY,
     project_id uuid NOT NULL REFERENCES project,
     job_id     uuid NOT NULL REFERENCES job,
     attempt_id uuid NOT NULL REFERENCES attempt,

@@ -225,6 +225,33 @@ async fn a_symptom_waits_for_its_cause_and_is_the_verdict_if_none_comes(pool: Pg
 }
 
 #[sqlx::test(migrations = "../migrations")]
+async fn of_failures_filed_at_one_time_the_first_is_the_verdict(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let agent = Agent::join(&server, "alpha", 2).await;
+    agent.poll(&server, 0).await;
+    // Ids are drawn: once could be luck.
+    for round in 0..8 {
+        let job = agent.place_job(&server, 2).await;
+        let fence = agent.assignment(&server).await.fence();
+        let (f, seq) = (&fence, 10 * round);
+        let complaint = failed("not_entered", Some(1), json!({"missing": [1]}));
+        let batch = [
+            (seq + 1, f, formed(0)),
+            (seq + 2, f, complaint),
+            (seq + 3, f, exited(0, Some(1), None)),
+            (seq + 4, f, exited(1, None, Some(9))),
+            (seq + 5, f, json!({"kind": "stopped"})),
+        ];
+        agent.report(&server, &batch).await;
+        let now = view(&server, &job).await;
+        assert_eq!(now["failures"].as_array().unwrap().len(), 1, "{now:#}");
+        assert_eq!(now["failures"][0]["code"], "not_entered", "{now:#}");
+        let path = format!("/v1/jobs/{job}/cancel");
+        server.call("POST", &path, &server.first.token, Value::Null).await;
+    }
+}
+
+#[sqlx::test(migrations = "../migrations")]
 async fn a_budget_that_is_spent_fails_the_job(pool: PgPool) {
     let server = Server::new(pool).await;
     let (agent, job, fence) = placed(&server, 1).await;

@@ -214,10 +214,11 @@ async fn a_check_that_breaks_or_hangs_refuses_the_job_and_the_server_goes_on(poo
         !environment.contains("DATABASE_URL") && !environment.contains("HOME="),
         "{environment}"
     );
-    server.set_check_time(Duration::from_millis(300));
+    // Long enough for the script to say who it is.
+    server.set_check_time(Duration::from_secs(3));
     server.check_does("echo $$ > \"$(dirname \"$0\")/pid\"; exec sleep 600");
     let body = server.submit(&token, &job, None).await.problem(422, "job_refused");
-    assert!(body["detail"].as_str().unwrap().contains("300ms"), "{body}");
+    assert!(body["detail"].as_str().unwrap().contains("3s"), "{body}");
     let pid =
         std::fs::read_to_string(server.app.settings.rank_binary.parent().unwrap().join("pid"))
             .unwrap();

@@ -14,10 +14,10 @@ use crate::process::{Process, programs, repository, tell};
 use crate::wait_for;
 
 /// How long a lease lasts in these tests; the heartbeat is a third of it.
-pub const LEASE: Duration = Duration::from_secs(3);
+pub const LEASE: Duration = Duration::from_secs(8);
 
 /// Longest wait for a program to be ready.
-const READY: Duration = Duration::from_secs(30);
+const READY: Duration = Duration::from_secs(120);
 
 /// What `lockstep-server init` prints.
 #[derive(Debug, Deserialize)]

@@ -13,8 +13,9 @@ const CALL_LIMIT: Duration = Duration::from_secs(1);
 /// What everything else of a job may take: start, first steps, the way to the database.
 const REST_OF_THE_JOB: Duration = Duration::from_secs(20);
 
-/// From the call that goes wrong to the verdict in the database, beyond the limit of the call itself.
-const SLACK: Duration = Duration::from_secs(1);
+/// From the call that goes wrong to the verdict in the database, beyond the limit of the call itself: a second on
+/// a quiet machine, but a busy one wakes the clock of the guests late.
+const SLACK: Duration = Duration::from_secs(5);
 
 /// What the loader does from its 17th call on, and the name of that. Its first 16 calls, two steps of eight grains, are
 /// good: the check at submit lets it pass.
@@ -58,6 +59,9 @@ async fn every_misbehaviour_ends_its_job_with_its_name_while_another_job_trains_
         let first_step_at = job.attempts[0].first_step_at.expect("two steps were done before");
         let until_named = (verdict.at - first_step_at).to_std()?;
         assert!(until_named <= CALL_LIMIT + SLACK, "{mode}: named after {until_named:?}");
+        if *code == FailureCode::GuestTimeLimit {
+            assert!(CALL_LIMIT <= until_named, "{mode}: named after {until_named:?}");
+        }
     }
 
     let before = service.client.job(bystander).await?.summary.steps_done;

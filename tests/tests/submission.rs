@@ -64,7 +64,7 @@ async fn a_repeated_submit_with_the_same_key_returns_the_first_job() -> anyhow::
 async fn a_job_without_slots_waits_with_a_reason_and_can_be_cancelled() -> anyhow::Result<()> {
     let mut service = Service::start_server_alone().await?;
     let id = service.submit(JOB, &["gang.ranks=2"])?.summary.id;
-    let deadline = Duration::from_secs(5);
+    let deadline = Duration::from_secs(30);
     let waits = |job: &JobView| job.summary.waiting.is_some();
     wait_for_job(&service.client, id, "the job says why it waits", deadline, waits).await?;
     // One slot on each of two nodes: ranks on two nodes have no way to talk yet, and that is said.

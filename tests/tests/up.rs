@@ -9,7 +9,7 @@ use lockstep_e2e::{Process, is_running, programs, wait_for};
 use serde::Deserialize;
 
 /// Longest wait for `up`; the product promises far less, and a test machine is busy.
-const READY: Duration = Duration::from_secs(30);
+const READY: Duration = Duration::from_secs(120);
 
 /// Longest wait for everything to be gone.
 const GONE: Duration = Duration::from_secs(40);

@@ -167,10 +167,12 @@ impl Control {
         for rank in 0..self.world {
             if let Err(is_marked) = self.wait_for(rank, count, deadline) {
                 let missing = self.missing(count);
-                return Err(match is_marked {
-                    IsMarked::Yes => Broken::Marked { missing },
-                    IsMarked::No => Broken::TimedOut { missing },
-                });
+                return match is_marked {
+                    IsMarked::Yes => Err(Broken::Marked { missing }),
+                    // The last one entered while the time was running out: the round is complete.
+                    IsMarked::No if missing.is_empty() => Ok(()),
+                    IsMarked::No => Err(Broken::TimedOut { missing }),
+                };
             }
         }
         Ok(())

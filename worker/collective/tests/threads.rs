@@ -18,7 +18,7 @@ use proptest::prelude::*;
 /// Long enough for a loaded machine; no test that passes waits for it.
 const PATIENT: Duration = Duration::from_secs(30);
 /// For tests that wait until it is over.
-const SHORT: Duration = Duration::from_millis(700);
+const SHORT: Duration = Duration::from_secs(4);
 
 /// One bucket of each of these lengths, one parameter in each.
 fn plan(world: usize, lens: &[usize]) -> Plan {
@@ -176,7 +176,7 @@ fn a_rank_that_does_not_enter_is_named_by_all_others() {
         let started = Instant::now();
         let lease = arena.lease(0..1, 4..9);
         let error = group.all_reduce(1, lease, &SumOrder::in_rank_order(0..3)).err();
-        assert!(started.elapsed() < SHORT + Duration::from_secs(1));
+        assert!((SHORT..PATIENT).contains(&started.elapsed()));
         // Dead from now on, at once, with the same answer.
         let again = group.barrier().err();
         assert_eq!(format!("{again:?}"), format!("{error:?}"));
@@ -303,7 +303,7 @@ fn those_who_do_not_join_are_named() {
                 panic!("{error:?}");
             };
             assert_eq!(missing, absent);
-            assert!(waited < SHORT + Duration::from_secs(1));
+            assert!((SHORT..PATIENT).contains(&waited));
         }
     }
 }

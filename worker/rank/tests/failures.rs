@@ -141,7 +141,7 @@ fn one_ranks_failure_reaches_the_others_as_an_effect() {
 #[test]
 fn a_stopped_rank_is_named_by_the_others_within_the_timeout() {
     let mut spec = digits(2, Reduction::Fast, 5000);
-    spec.timeouts.collective = "1s".to_owned();
+    spec.timeouts.collective = "10s".to_owned();
     let mut gang = Gang::start(&spec, &digits_files(), None);
     gang.wait_for(|message| matches!(message, RankMessage::Step(_)));
     let signal = |name: &str, pid: u32| {

@@ -79,7 +79,7 @@ pub(crate) async fn suspects(
         FROM failure
         WHERE attempt_id = ANY($1)
           AND NOT EXISTS (SELECT FROM failure AS v WHERE v.attempt_id = failure.attempt_id AND NOT v.is_effect)
-        ORDER BY attempt_id, at, failure_id
+        ORDER BY attempt_id, failure_no
         "#,
         &ids,
     )
@@ -112,7 +112,7 @@ pub(crate) async fn suspects(
 pub(crate) async fn promote_suspect(db: &mut PgConnection, attempt: AttemptId) -> sqlx::Result<()> {
     query!(
         "UPDATE failure SET is_effect = false
-         WHERE failure_id = (SELECT failure_id FROM failure WHERE attempt_id = $1 ORDER BY at, failure_id LIMIT 1)",
+         WHERE failure_id = (SELECT failure_id FROM failure WHERE attempt_id = $1 ORDER BY failure_no LIMIT 1)",
         attempt as AttemptId,
     )
     .execute(db)
@@ -130,7 +130,7 @@ pub(crate) async fn verdicts(db: &mut PgConnection, job: JobId) -> sqlx::Result<
             generation AS "generation: Generation", code AS "code: FailureCode", blame AS "blame: Blame",
             rank AS "rank: Rank", node_id AS "node_id: NodeId", signal, exit_code, step AS "step: Step",
             phase AS "phase: Phase", message, at
-        FROM failure WHERE job_id = $1 AND NOT is_effect ORDER BY at DESC, failure_id DESC LIMIT $2
+        FROM failure WHERE job_id = $1 AND NOT is_effect ORDER BY at DESC, failure_no DESC LIMIT $2
         "#,
         job as JobId,
         VERDICTS_SHOWN,
