@@ -9,6 +9,7 @@ use lockstep_client::{Client, ClientError};
 use sha2::{Digest as _, Sha256};
 
 use crate::cache::Cache;
+use crate::folder::WorkFolder;
 use crate::node::blocking;
 
 /// Chunks of one file under way at once.
@@ -60,6 +61,8 @@ pub(crate) struct Fetcher<'a> {
     pub(crate) client: &'a Client,
     pub(crate) cache: &'a std::sync::Arc<Cache>,
     pub(crate) fence: Fence,
+    /// Everything is placed in it.
+    pub(crate) folder: &'a WorkFolder,
 }
 
 /// Where to get a file's list of chunks.
@@ -85,7 +88,7 @@ impl Fetcher<'_> {
         };
         for _ in 0..ATTEMPTS {
             let (cache, to_link, to) = (self.cache.clone(), digest.clone(), target.to_owned());
-            let linked = blocking(move || cache.link(&to_link, &to)).await;
+            let linked = self.folder.blocking(move || cache.link(&to_link, &to)).await;
             if linked.map_err(|source| FetchError::Disk { what: what.to_owned(), source })? {
                 return Ok(());
             }
@@ -121,7 +124,8 @@ impl Fetcher<'_> {
             folders.extend(target.parent().map(Utf8Path::to_owned));
             targets.push((file.file.clone(), format!("dataset file {:?}", file.path), target));
         }
-        blocking(move || folders.iter().try_for_each(std::fs::create_dir_all))
+        self.folder
+            .blocking(move || folders.iter().try_for_each(std::fs::create_dir_all))
             .await
             .map_err(disk)?;
         stream::iter(targets.into_iter().map(Ok))

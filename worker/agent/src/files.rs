@@ -54,7 +54,16 @@ pub(crate) fn replace_file(path: &Utf8Path, bytes: &[u8]) -> io::Result<()> {
 /// Held for as long as the agent runs.
 #[derive(Debug)]
 pub(crate) struct FolderLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for FolderLock {
+    /// Closing the file would do, unless a child that was just forked still has a descriptor of it.
+    fn drop(&mut self) {
+        if let Err(error) = flock(&self.file, FlockOperation::Unlock) {
+            tracing::debug!(%error, "cannot give up the lock of the data folder");
+        }
+    }
 }
 
 /// Takes the lock of a data folder.
@@ -68,7 +77,7 @@ pub(crate) fn lock_folder(folder: &Utf8Path) -> anyhow::Result<FolderLock> {
         .open(&path)
         .with_context(|| format!("cannot open {path}"))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(FolderLock { _file: file }),
+        Ok(()) => Ok(FolderLock { file }),
         Err(rustix::io::Errno::WOULDBLOCK) => {
             bail!("another agent runs with the data folder {folder}")
         }
@@ -88,8 +97,11 @@ mod tests {
         let path = Utf8PathBuf::try_from(folder.path().to_owned()).unwrap();
         let held = lock_folder(&path).unwrap();
         assert!(lock_folder(&path).unwrap_err().to_string().contains("another agent"));
+        // As a child has it between its fork and its exec.
+        let inherited = held.file.try_clone().unwrap();
         drop(held);
         lock_folder(&path).unwrap();
+        drop(inherited);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod cache;
 mod config;
 mod fetch;
 mod files;
+mod folder;
 mod gang;
 mod identity;
 mod inventory;

@@ -76,6 +76,12 @@ impl Server {
         result
     }
 
+    /// As if the last answer had come that much earlier.
+    #[cfg(test)]
+    pub(crate) fn set_back(&self, by: Duration) {
+        self.answered_at.send_modify(|at| *at -= by);
+    }
+
     /// Comes back once the server has been silent for `grace`.
     pub(crate) async fn silent_for(&self, grace: Duration) {
         let mut answered_at = self.answered_at.subscribe();
@@ -94,5 +100,29 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
     match tokio::task::spawn_blocking(work).await {
         Ok(value) => value,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures::poll;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn silence_is_counted_from_the_last_answer() {
+        let server = Server::new(Client::new("http://127.0.0.1:9", "lsn_test").unwrap());
+        let grace = Duration::from_secs(60);
+        let mut silence = pin!(server.silent_for(grace));
+        assert!(poll!(&mut silence).is_pending());
+        server.set_back(grace);
+        server.note(Ok(())).unwrap();
+        assert!(poll!(&mut silence).is_pending());
+        server.set_back(grace);
+        tokio::time::timeout(LIMIT, silence).await.unwrap();
     }
 }

@@ -4,7 +4,7 @@ use lockstep_api::NumberedReport;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::attempt::drive_tests::{short, test_node};
+use crate::attempt::drive_tests::{PATIENT, short, test_node};
 use crate::attempt::process_state;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -24,7 +24,7 @@ impl Bench {
     /// A session in which two ranks work and heed nothing.
     #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
     async fn start(orphan_grace: Duration) -> Self {
-        let (node, assignment, notes, folder) = test_node("work", 2, true);
+        let (node, assignment, notes, folder) = test_node("work", 2, true, PATIENT);
         let living = Living::default();
         let mut session = Session::new(node.clone(), living.clone(), orphan_grace);
         let (answers, answered) = mpsc::channel(1);
@@ -103,8 +103,10 @@ async fn ranks_of_a_lost_lease_die_at_once() {
 
 #[tokio::test]
 async fn ranks_that_no_server_answers_for_die_after_the_grace() {
-    let bench = Bench::start(Duration::from_secs(2)).await;
+    let grace = Duration::from_secs(60);
+    let bench = Bench::start(grace).await;
     let pids = bench.pids();
+    bench.node.server.set_back(grace);
     bench.assert_killed(pids, Some("failed node_lost")).await;
 }
 

@@ -17,12 +17,11 @@ use tokio::time::Instant;
 
 use super::checkpoints::{Checkpoints, Outcome, Written};
 use super::course::{Action, Course, Ending, Gone, Graces, Input, missing_ranks, own_failure};
-use super::link::{Expected, Heard, Line, Socket, serve};
+use super::link::{Heard, Socket, serve};
 use super::positions::{Positions, process_state};
 use super::prepare::{PrepareError, Ready, folder_of, prepare};
 use super::process::{RankProcess, Watch, feed};
 use super::reporter::Reporter;
-use crate::files::remove_folder;
 use crate::gang::{Order, fence_of};
 use crate::node::{Node, Note, blocking};
 use crate::spawn::GangCommand;
@@ -54,8 +53,9 @@ pub(crate) async fn run(
 ) {
     let fence = fence_of(&assignment);
     let mut reporter = Reporter::new(node.clone(), fence);
+    let folder = folder_of(&node, &assignment);
     let ready = tokio::select! {
-        ready = prepare(&node, &assignment) => Some(ready),
+        ready = prepare(&node, &assignment, &folder) => Some(ready),
         () = no_longer_run(&mut told) => None,
     };
     let ending = match ready {
@@ -89,8 +89,7 @@ pub(crate) async fn run(
         Ending::Finished => Report::Finished,
         Ending::Stopped => Report::Stopped,
     });
-    let folder = folder_of(&node, &assignment);
-    if let Err(error) = blocking(move || remove_folder(&folder)).await {
+    if let Err(error) = folder.remove().await {
         tracing::warn!(%error, "cannot remove an attempt's folder");
     }
 }
@@ -181,7 +180,7 @@ impl Drive {
         (hear, line, go): (mpsc::Sender<Heard>, mpsc::Sender<ReportedLine>, mpsc::Sender<Gone>),
         stopped: watch::Receiver<bool>,
     ) -> anyhow::Result<()> {
-        let socket = Socket::bind(self.socket_path.clone())?;
+        let mut socket = Socket::bind(self.socket_path.clone())?;
         let gang = self.node.spawner.gang(GangCommand {
             program: self.node.places.rank_binary.clone(),
             args: vec!["train".to_owned()],
@@ -190,7 +189,6 @@ impl Drive {
         });
         let gang =
             gang.await.with_context(|| format!("cannot start {}", self.node.places.rank_binary))?;
-        let mut expected = Vec::new();
         let mut feeds = Vec::new();
         for (local_rank, (rank, mut child)) in
             assignment.ranks.iter().copied().zip(gang.children).enumerate()
@@ -209,13 +207,11 @@ impl Drive {
             let pid = process.pid.as_raw_pid();
             self.positions.add(rank, pid, ready.flight_record(rank));
             self.reporter.report(Report::RankStarted { rank, pid });
-            let (sender, receiver) = watch::channel(Line::Silent);
-            expected.push(Expected { rank, line: sender });
             let watch = Watch {
                 rank,
                 child,
                 positions: self.positions.clone(),
-                line: receiver,
+                ear: socket.expect(rank),
                 clock: self.node.clock.clone(),
                 lines: line.clone(),
                 gone: go.clone(),
@@ -223,7 +219,7 @@ impl Drive {
             self.tasks.spawn(watch.start(&process));
             self.processes.push(process);
         }
-        self.tasks.spawn(serve(socket, assignment.attempt_key.clone(), expected, hear, stopped));
+        self.tasks.spawn(serve(socket, assignment.attempt_key.clone(), hear, stopped));
         join_all(feeds).await;
         Ok(())
     }

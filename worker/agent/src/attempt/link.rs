@@ -11,12 +11,16 @@ use anyhow::{Context as _, ensure};
 use camino::Utf8PathBuf;
 use futures::StreamExt as _;
 use lockstep_api::{AgentMessage, Rank, RankMessage};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_util::codec::{FramedRead, LinesCodec};
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// Longest line of a rank. A step is a few hundred bytes, a failure's evidence 16 KiB.
 const MAX_LINE_BYTES: usize = 1 << 20;
@@ -38,7 +42,7 @@ pub(crate) enum Heard {
 
 /// How far a rank's connection has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Line {
+enum Line {
     /// Not there yet.
     Silent,
     /// It said hello.
@@ -47,11 +51,19 @@ pub(crate) enum Line {
     Closed,
 }
 
+/// Asks that the kernel's queue of connections be emptied, and is answered once it has been.
+type Sweep = oneshot::Sender<()>;
+
 /// A socket that ranks can connect to.
 #[derive(Debug)]
 pub(crate) struct Socket {
     listener: UnixListener,
     pub(crate) path: Utf8PathBuf,
+    expected: Vec<Expected>,
+    sweep: mpsc::Sender<Sweep>,
+    sweeps: mpsc::Receiver<Sweep>,
+    /// Counts the connections that have not said yet whose they are.
+    nameless: TaskTracker,
 }
 
 impl Socket {
@@ -64,15 +76,58 @@ impl Socket {
         );
         let listener =
             UnixListener::bind(&path).with_context(|| format!("cannot listen at {path}"))?;
-        Ok(Self { listener, path })
+        let (sweep, sweeps) = mpsc::channel(1);
+        let nameless = TaskTracker::new();
+        // A closed tracker still counts; it is only then that waiting for it ends when it counts none.
+        nameless.close();
+        Ok(Self { listener, path, expected: Vec::new(), sweep, sweeps, nameless })
+    }
+
+    /// Lets `rank` in.
+    pub(crate) fn expect(&mut self, rank: Rank) -> Ear {
+        let (sender, line) = watch::channel(Line::Silent);
+        self.expected.push(Expected { rank, line: sender });
+        Ear { line, sweep: self.sweep.clone(), nameless: self.nameless.clone() }
+    }
+}
+
+/// One rank's connection, for whoever watches the rank.
+#[derive(Debug)]
+pub(crate) struct Ear {
+    line: watch::Receiver<Line>,
+    sweep: mpsc::Sender<Sweep>,
+    nameless: TaskTracker,
+}
+
+impl Ear {
+    /// Comes back once everything that a dead rank said has been handed on; soon, if it never connected.
+    ///
+    /// Its connection may still be in the kernel's queue, however long ago it was made: the agent may have had no
+    /// turn since. So the queue is emptied, and everybody found there is asked for a name. All that a dead rank
+    /// wrote is there to be read, so only a living rank that has not said hello yet can make this wait.
+    pub(crate) async fn heard_out(&mut self) {
+        if *self.line.borrow() == Line::Silent {
+            let (answer, answered) = oneshot::channel();
+            if self.sweep.send(answer).await.is_err() || answered.await.is_err() {
+                // Nobody serves any more: the attempt is over.
+                return;
+            }
+            tokio::select! {
+                _ = self.line.wait_for(|it| *it != Line::Silent) => {}
+                () = self.nameless.wait() => {}
+            }
+        }
+        if *self.line.borrow() != Line::Silent {
+            drop(self.line.wait_for(|it| *it == Line::Closed).await);
+        }
     }
 }
 
 /// One rank as the socket knows it.
 #[derive(Debug)]
-pub(crate) struct Expected {
-    pub(crate) rank: Rank,
-    pub(crate) line: watch::Sender<Line>,
+struct Expected {
+    rank: Rank,
+    line: watch::Sender<Line>,
 }
 
 /// What all connections of an attempt share.
@@ -89,37 +144,74 @@ struct Shared {
 pub(crate) async fn serve(
     socket: Socket,
     attempt_key: String,
-    expected: Vec<Expected>,
     heard: mpsc::Sender<Heard>,
     stop: watch::Receiver<bool>,
 ) {
+    let Socket { listener, path: _, expected, sweep: _, mut sweeps, nameless } = socket;
     let most = expected.len() + SPARE_CONNECTIONS;
     let taken = Mutex::default();
     let shared = Arc::new(Shared { attempt_key, expected, taken, heard, stop });
-    let mut connections = JoinSet::new();
+    let mut connections = Connections { shared, nameless, most, tasks: JoinSet::new() };
     loop {
         tokio::select! {
-            accepted = socket.listener.accept(), if connections.len() < most => match accepted {
-                Ok((stream, _)) => {
-                    let shared = shared.clone();
-                    connections.spawn(async move {
-                        if let Err(error) = shared.converse(stream).await {
-                            tracing::warn!(error = %format!("{error:#}"), "a rank's connection broke");
-                        }
-                    });
-                }
+            accepted = listener.accept(), if connections.have_room() => match accepted {
+                Ok((stream, _)) => connections.begin(stream),
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a rank's connection");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             },
-            Some(_) = connections.join_next() => {}
+            Some(answer) = sweeps.recv() => {
+                if let Err(error) = connections.sweep(&listener) {
+                    tracing::warn!(%error, "cannot accept a dead rank's connection");
+                }
+                if answer.send(()).is_err() {
+                    tracing::debug!("who asked for a sweep is gone");
+                }
+            }
+            Some(_) = connections.tasks.join_next() => {}
         }
     }
 }
 
+/// The conversations of an attempt.
+struct Connections {
+    shared: Arc<Shared>,
+    nameless: TaskTracker,
+    most: usize,
+    tasks: JoinSet<()>,
+}
+
+impl Connections {
+    fn have_room(&self) -> bool {
+        self.tasks.len() < self.most
+    }
+
+    fn begin(&mut self, stream: UnixStream) {
+        let (shared, nameless) = (self.shared.clone(), self.nameless.token());
+        self.tasks.spawn(async move {
+            if let Err(error) = shared.converse(stream, nameless).await {
+                tracing::warn!(error = %format!("{error:#}"), "a rank's connection broke");
+            }
+        });
+    }
+
+    /// Takes every connection that is in the kernel's queue now, whether or not the runtime has heard of it.
+    fn sweep(&mut self, listener: &UnixListener) -> std::io::Result<()> {
+        while self.tasks.try_join_next().is_some() {}
+        while self.have_room() {
+            match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(accepted) => self.begin(UnixStream::from_std(accepted.into())?),
+                Err(Errno::WOULDBLOCK) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Shared {
-    async fn converse(&self, stream: UnixStream) -> anyhow::Result<()> {
+    async fn converse(&self, stream: UnixStream, nameless: TaskTrackerToken) -> anyhow::Result<()> {
         let (reading, mut writing) = stream.into_split();
         let codec = LinesCodec::new_with_max_length(MAX_LINE_BYTES);
         let mut lines = FramedRead::with_capacity(reading, codec, 64 * 1024);
@@ -127,6 +219,7 @@ impl Shared {
         let Some(first) = first.context("no hello in time")? else { return Ok(()) };
         let (rank, line) = self.welcome(&first?)?;
         line.send_replace(Line::Open);
+        drop(nameless);
         // Whatever ends the conversation, what was said has been handed on by then.
         let _closes = Closes(line);
         let mut stop = self.stop.clone();
@@ -195,4 +288,79 @@ async fn send(writing: &mut OwnedWriteHalf, message: AgentMessage) -> anyhow::Re
         tracing::debug!(%error, "a rank no longer listens");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream as Client;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    struct Bench {
+        socket: Socket,
+        ears: Vec<Ear>,
+        _folder: tempfile::TempDir,
+    }
+
+    impl Bench {
+        /// A socket for two ranks that nobody serves yet.
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let path = Utf8PathBuf::try_from(folder.path().join("socket")).unwrap();
+            let mut socket = Socket::bind(path).unwrap();
+            let ears = [0, 1].map(|rank| socket.expect(Rank(rank))).into();
+            Self { socket, ears, _folder: folder }
+        }
+
+        /// A connection on which a rank says these messages.
+        fn connect(&self, messages: &[RankMessage]) -> Client {
+            let mut client = Client::connect(&self.socket.path).unwrap();
+            for message in messages {
+                writeln!(client, "{}", serde_json::to_string(message).unwrap()).unwrap();
+            }
+            client
+        }
+
+        /// What has been handed on by the time that `rank` is taken to have been heard out.
+        async fn heard_of(mut self, rank: usize) -> Vec<Rank> {
+            let (hear, mut heard) = mpsc::channel(8);
+            let (_stop, stopped) = watch::channel(false);
+            let mut tasks = JoinSet::new();
+            tasks.spawn(serve(self.socket, "key".to_owned(), hear, stopped));
+            tokio::time::timeout(LIMIT, self.ears[rank].heard_out()).await.unwrap();
+            let mut ranks = Vec::new();
+            while let Ok(Heard::Message { rank, .. }) = heard.try_recv() {
+                ranks.push(rank);
+            }
+            ranks
+        }
+    }
+
+    fn hello(rank: i32) -> RankMessage {
+        RankMessage::Hello { rank: Rank(rank), attempt_key: "key".to_owned() }
+    }
+
+    fn word() -> RankMessage {
+        let (source, level) = (lockstep_api::LogSource::Guest, lockstep_api::LogLevel::Info);
+        RankMessage::Log { source, level, text: "a word".to_owned() }
+    }
+
+    #[tokio::test]
+    async fn a_rank_that_died_before_its_connection_was_looked_at_is_heard() {
+        let bench = Bench::new();
+        drop(bench.connect(&[hello(1), word(), word()]));
+        assert_eq!(bench.heard_of(1).await, [Rank(1); 2]);
+    }
+
+    #[tokio::test]
+    async fn a_rank_that_never_connected_is_not_waited_for_whoever_else_speaks_or_fell_silent() {
+        let bench = Bench::new();
+        drop(bench.connect(&[]));
+        drop(bench.connect(&[word()]));
+        let _lives = bench.connect(&[hello(0)]);
+        assert_eq!(bench.heard_of(1).await, []);
+    }
 }

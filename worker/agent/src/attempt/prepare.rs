@@ -6,9 +6,10 @@ use lockstep_client::Client;
 use lockstep_client::retry::{Backoff, Policy};
 
 use crate::fetch::{FetchError, Fetcher, Source};
-use crate::files::{private_folder, remove_folder};
+use crate::files::private_folder;
+use crate::folder::WorkFolder;
 use crate::gang::fence_of;
-use crate::node::{Node, blocking};
+use crate::node::Node;
 use lockstep_service::chain;
 
 /// Where an attempt's files lie.
@@ -59,16 +60,20 @@ impl PrepareError {
 }
 
 /// The folder of an attempt on this node.
-pub(crate) fn folder_of(node: &Node, assignment: &Assignment) -> Utf8PathBuf {
+pub(crate) fn folder_of(node: &Node, assignment: &Assignment) -> WorkFolder {
     let Assignment { attempt_id, generation, .. } = assignment;
-    node.places.attempts.join(format!("{attempt_id}-{generation}"))
+    WorkFolder::new(node.places.attempts.join(format!("{attempt_id}-{generation}")))
 }
 
 /// Fetches and lays out. While the server cannot be reached it keeps trying: whoever waits decides how long.
-pub(crate) async fn prepare(node: &Node, assignment: &Assignment) -> Result<Ready, PrepareError> {
+pub(crate) async fn prepare(
+    node: &Node,
+    assignment: &Assignment,
+    folder: &WorkFolder,
+) -> Result<Ready, PrepareError> {
     let mut backoff = Backoff::new(Policy::PATIENT);
     loop {
-        let error = match prepare_once(node, assignment).await {
+        let error = match prepare_once(node, assignment, folder).await {
             Ok(ready) => return Ok(ready),
             Err(error) => error,
         };
@@ -82,7 +87,11 @@ pub(crate) async fn prepare(node: &Node, assignment: &Assignment) -> Result<Read
     }
 }
 
-async fn prepare_once(node: &Node, assignment: &Assignment) -> Result<Ready, PrepareError> {
+async fn prepare_once(
+    node: &Node,
+    assignment: &Assignment,
+    work_folder: &WorkFolder,
+) -> Result<Ready, PrepareError> {
     let digest = |field, text: &str| {
         text.parse::<Digest>().map_err(|source| PrepareError::Digest { field, source })
     };
@@ -93,7 +102,7 @@ async fn prepare_once(node: &Node, assignment: &Assignment) -> Result<Ready, Pre
         Some(text) if assignment.resume.is_none() => Some(digest("model.init_from", text)?),
         Some(_) | None => None,
     };
-    let folder = folder_of(node, assignment);
+    let folder = work_folder.path().to_owned();
     let ready = Ready {
         loader: folder.join("loader.wasm"),
         loss: folder.join("loss.wasm"),
@@ -104,16 +113,16 @@ async fn prepare_once(node: &Node, assignment: &Assignment) -> Result<Ready, Pre
         checkpoints: folder.join("checkpoints"),
         folder,
     };
-    let made = ready.clone();
-    let made = blocking(move || {
-        remove_folder(&made.folder)?;
-        private_folder(&made.folder)?;
-        private_folder(&made.checkpoints)
-    });
-    made.await.map_err(|error| PrepareError::Folder(format!("{error:#}")))?;
+    let made = make_anew(work_folder, ready.checkpoints.clone()).await;
+    made.map_err(|error| PrepareError::Folder(format!("{error:#}")))?;
 
     let client: Client = node.server.client();
-    let fetcher = Fetcher { client: &client, cache: &node.cache, fence: fence_of(assignment) };
+    let fetcher = Fetcher {
+        client: &client,
+        cache: &node.cache,
+        fence: fence_of(assignment),
+        folder: work_folder,
+    };
     let eval = async {
         match &ready.eval {
             Some(folder) => fetcher.place_dataset(&assignment.eval_files, folder).await,
@@ -146,6 +155,17 @@ async fn prepare_once(node: &Node, assignment: &Assignment) -> Result<Ready, Pre
         resume,
     )?;
     Ok(ready)
+}
+
+/// An empty folder, whatever an earlier try has left or is still at work on.
+async fn make_anew(folder: &WorkFolder, checkpoints: Utf8PathBuf) -> anyhow::Result<()> {
+    folder.remove().await?;
+    let path = folder.path().to_owned();
+    let made = folder.blocking(move || {
+        private_folder(&path)?;
+        private_folder(&checkpoints)
+    });
+    made.await
 }
 
 impl Ready {

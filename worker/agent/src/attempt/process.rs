@@ -10,16 +10,15 @@ use lockstep_service::Clock;
 use rustix::process::Pid;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, ChildStdin};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::course::{Gone, exit_of};
-use super::link::Line;
+use super::link::Ear;
 use super::output::{LastWords, pump};
 use super::positions::Positions;
 use crate::spawn::kill_group;
 
-/// How long a rank that never spoke may still be in the queue of the socket after its death.
-const SILENT_DRAIN: Duration = Duration::from_millis(100);
 /// How long what a dead rank said may take to be handed on.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -58,7 +57,7 @@ pub(crate) struct Watch {
     pub(crate) rank: Rank,
     pub(crate) child: Child,
     pub(crate) positions: Arc<Positions>,
-    pub(crate) line: watch::Receiver<Line>,
+    pub(crate) ear: Ear,
     pub(crate) clock: Clock,
     pub(crate) lines: mpsc::Sender<ReportedLine>,
     pub(crate) gone: mpsc::Sender<Gone>,
@@ -75,7 +74,7 @@ impl Watch {
             let words = last_words.clone();
             let mut pumping = pin!(async {
                 if let Some(stderr) = stderr {
-                    pump(stderr, self.rank, clock, words, self.lines.clone()).await;
+                    pump(stderr, self.rank, clock, Instant::now, words, self.lines.clone()).await;
                 }
             });
             let mut is_pumped = false;
@@ -90,7 +89,7 @@ impl Watch {
                 if !is_pumped {
                     pumping.await;
                 }
-                closed(&mut self.line).await;
+                self.ear.heard_out().await;
             };
             if tokio::time::timeout(DRAIN, drained).await.is_err() {
                 tracing::warn!(
@@ -108,12 +107,5 @@ impl Watch {
             // Nobody listens when the attempt's task is gone itself.
             drop(self.gone.send(gone).await);
         }
-    }
-}
-
-async fn closed(line: &mut watch::Receiver<Line>) {
-    let opened = line.wait_for(|it| *it != Line::Silent);
-    if matches!(tokio::time::timeout(SILENT_DRAIN, opened).await, Ok(Ok(_))) {
-        drop(line.wait_for(|it| *it == Line::Closed).await);
     }
 }
