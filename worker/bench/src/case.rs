@@ -99,6 +99,7 @@ pub(crate) struct Training {
     plan: UpdatePlan,
     weights: Vec<f32>,
     buffers: Vec<f32>,
+    statistics: Vec<f64>,
     gradients: GradBuffer<f32>,
     state: OptimizerState,
     tape: Tape<f32>,
@@ -143,6 +144,7 @@ impl Training {
             model,
             plan,
             weights,
+            statistics: vec![0.0; buffers.len()],
             buffers,
             gradients,
             state,
@@ -157,7 +159,7 @@ impl Training {
     }
 
     fn step(&mut self) -> anyhow::Result<f32> {
-        let Self { tape, weights, buffers, workspace, .. } = self;
+        let Self { tape, weights, buffers, statistics, workspace, .. } = self;
         tape.clear();
         let x = if self.ints.is_empty() {
             tape.input(&self.shape, &self.floats)?
@@ -177,7 +179,8 @@ impl Training {
         let loss = tape.apply(Op::Mean, &[losses], weights)?;
         tape.backward(&[(loss, &[1.0])], weights, Accumulate::Overwrite, &mut self.gradients)?;
         let value = tape.values(loss)?[0];
-        self.model.update_buffers(buffers, workspace);
+        self.model.batch_statistics(workspace, statistics);
+        self.model.update_buffers(buffers, statistics);
         let factors = StepFactors { lr_factor: 1.0, grad_scale: 1.0 };
         self.plan.step(weights, self.gradients.values(), factors, &mut self.state)?;
         Ok(value)

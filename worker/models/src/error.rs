@@ -29,6 +29,15 @@ pub enum ModelError {
 }
 
 impl ModelError {
+    /// What is wrong with [`Self::field`].
+    pub fn message(&self) -> String {
+        match self {
+            Self::Field { expected, found, .. } => format!("expected {expected}, got {found}"),
+            Self::Layer { message, .. } => message.clone(),
+            Self::Layout(error) => error.to_string(),
+        }
+    }
+
     /// The path of the field at fault.
     pub fn field(&self) -> &str {
         match self {

@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
+    fmt,
 };
 
 use lockstep_api::is_training_state;
@@ -66,12 +67,27 @@ pub struct Report {
     pub left_out: Vec<String>,
 }
 
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tensors were loaded", self.loaded)?;
+        for (names, what) in [
+            (&self.kept, "of the model are not in the file"),
+            (&self.left_out, "of the file are not in the model"),
+        ] {
+            if let Some(first) = names.first() {
+                write!(f, "; {} {what}, first {first:?}", names.len())?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Model {
     /// Fills weights and buffers from a file's bytes: f32, f16, bf16 and f64 are read and converted.
     ///
     /// Names are those of the architecture's library, older ones and those of a file without the head included;
-    /// constants that libraries save along (causal masks, positions) and, of a checkpoint, what trains the model are passed over, and counters of batches may be
-    /// absent. With `strict` every other tensor of the model has to be there and none besides; otherwise what is
+    /// constants that libraries save along (causal masks, positions) and, of a checkpoint, what trains the model are
+    /// passed over, and counters of batches may be absent. With `strict` every other tensor of the model has to be there and none besides; otherwise what is
     /// missing stays as it is. A tensor of another shape is refused either way.
     ///
     /// # Errors

@@ -1,13 +1,13 @@
 //! A model: its names, shapes and layers. It owns no numbers.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use lockstep_api::ModelSpec;
 use lockstep_tensor::{Layout, Meta, OpError, Real, Tape, Value, norm};
 
 use crate::{
     arch::{Net, Ports},
-    builder::{Buffer, Builder, Declared, VARIANCE},
+    builder::{Builder, Declared, Running, VARIANCE},
     error::ModelError,
     flow::Flow,
     graph::Given,
@@ -95,7 +95,7 @@ impl Model {
     /// From the inputs to `logits`.
     ///
     /// Inputs that the model does not read are passed over: they are the loss's. `buffers` are read in evaluation only.
-    /// After a training pass `workspace` has the batch's statistics for [`Model::update_buffers`].
+    /// After a training pass `workspace` has the batch's statistics for [`Model::batch_statistics`].
     ///
     /// # Errors
     /// A missing input, or one of another kind or shape; a tape of another layout; whatever an operation refuses.
@@ -122,26 +122,45 @@ impl Model {
         self.net.forward(&mut Flow::new(&mut graph, mode), given)
     }
 
-    /// Takes the statistics of the last training pass into the running ones, by PyTorch's rule: the new mean is
-    /// (1 - momentum) · old + momentum · batch, the variance likewise with the estimate over n - 1 (of one element
-    /// it is the batch's own, 0), and the counter goes up by 1.
-    pub fn update_buffers<T: Real>(&self, buffers: &mut [T], workspace: &Workspace<T>) {
-        let layout = &self.declared.buffers;
-        for (running, statistics) in self.declared.running.iter().zip(&workspace.norms) {
-            if statistics.count == 0 {
+    /// The statistics of the last training pass, laid out like the buffers `[buffers.len()]`: means, unbiased variances
+    /// (of one element it is 0), and 1 in place of a counter. Zeros where there was no batch.
+    pub fn batch_statistics<T: Real>(&self, workspace: &Workspace<T>, statistics: &mut [f64]) {
+        statistics.fill(0.0);
+        for (running, batch) in self.declared.running.iter().zip(&workspace.norms) {
+            let [mean, variance, tracked] = self.places(running);
+            if batch.count == 0 {
                 continue;
             }
-            let range = |buffer: Buffer| layout.params()[buffer.id(layout).0].range.clone();
-            let places = [range(running.mean), range(running.variance)];
-            if let Ok([mean, variance]) = buffers.get_disjoint_mut(places) {
-                let (saved, count) = (&statistics.saved, statistics.count);
-                norm::update_running(mean, variance, saved, count, running.momentum);
+            statistics[tracked].fill(1.0);
+            if let Ok(places) = statistics.get_disjoint_mut([mean, variance]) {
+                norm::batch_statistics(&batch.saved, batch.count, places);
             }
-            let tracked = layout.params()[running.tracked.id(layout).0].range.clone();
-            for counter in buffers.get_mut(tracked).unwrap_or_default() {
+        }
+    }
+
+    /// Takes a batch's statistics, laid out like the buffers, into the running ones by PyTorch's rule: the new mean is
+    /// (1 - momentum) · old + momentum · batch, the variance likewise, and the counter goes up by 1.
+    pub fn update_buffers<T: Real>(&self, buffers: &mut [T], statistics: &[f64]) {
+        for running in &self.declared.running {
+            let [mean, variance, tracked] = self.places(running);
+            if statistics[tracked.clone()].iter().all(|&batches| batches == 0.0) {
+                continue;
+            }
+            for place in [mean, variance] {
+                let batch = &statistics[place.clone()];
+                norm::update_running(&mut buffers[place], batch, running.momentum);
+            }
+            for counter in &mut buffers[tracked] {
                 *counter += T::ONE;
             }
         }
+    }
+
+    /// Where mean, variance and counter lie in the buffers.
+    fn places(&self, running: &Running) -> [Range<usize>; 3] {
+        let layout = &self.declared.buffers;
+        [running.mean, running.variance, running.tracked]
+            .map(|buffer| layout.params()[buffer.id(layout).0].range.clone())
     }
 
     /// Inputs of so many samples, as long as the job says or the model takes; the optional ones too.

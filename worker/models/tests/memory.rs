@@ -59,6 +59,7 @@ struct Batch {
 /// A forward and a backward pass; the allocations of forward.
 fn step(run: &mut Run<f32>, batch: &[Batch], mode: Mode, grads: &mut GradBuffer<f32>) -> usize {
     run.tape.clear();
+    let mut statistics = vec![0.0; run.buffers.len()];
     let before = COUNT.load(Relaxed);
     let mut inputs: [(&str, Option<Value>); 4] = [("", None); 4];
     for (to, input) in inputs.iter_mut().zip(batch) {
@@ -72,7 +73,8 @@ fn step(run: &mut Run<f32>, batch: &[Batch], mode: Mode, grads: &mut GradBuffer<
     let inputs = inputs.map(|(name, value)| (name, value.unwrap_or(fallback)));
     let Run { model, weights, buffers, tape, workspace } = run;
     let logits = model.forward(tape, &inputs, weights, buffers, mode, workspace).unwrap();
-    model.update_buffers(buffers, workspace);
+    model.batch_statistics(workspace, &mut statistics);
+    model.update_buffers(buffers, &statistics);
     let count = COUNT.load(Relaxed) - before;
     let seed = vec![1e-3; tape.meta(logits).unwrap().len()];
     grads.forget_order();

@@ -101,7 +101,7 @@ fn check<T: Real>(case: &Value) {
         check_digest(case, gap, &format!("grad.{name}"), step.grads.of(id).unwrap());
     }
     assert_eq!(step.grads.ready_order(), layout.ids().collect::<Vec<_>>());
-    ours.model.update_buffers(&mut ours.buffers, &ours.workspace);
+    ours.update_buffers();
     for param in ours.model.buffers().params() {
         if !param.name.ends_with("num_batches_tracked") {
             let found = &ours.buffers[param.range.clone()];

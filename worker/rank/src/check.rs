@@ -2,27 +2,27 @@
 //!
 //! Every refusal names a field of the job, what was expected there and what was found.
 
+mod memory;
+mod refusal;
+
+use std::ops::Range;
 use std::sync::Arc;
 
 use camino::Utf8Path;
-use lockstep_api::{ArchSpec, CheckRequest, CheckResponse, CheckSummary, FieldError, JobSpec};
+use lockstep_api::{CheckRequest, CheckResponse, CheckSummary, FieldError, JobSpec, MAX_STEPS};
 use lockstep_models::{Mode, Model};
-use lockstep_sandbox::{Batch, GuestError, GuestErrorKind, Loader, LogLevel, LogSink};
+use lockstep_sandbox::{Batch, GuestError, Loader, LogLevel, LogSink};
 use lockstep_tensor::{Accumulate, GradBuffer, Threads};
 
+use self::refusal::{component_error, grain_error, guest_error};
 use crate::evaluate::measure_batch;
 use crate::grain::{Engine, GrainError};
-use crate::guest::{ComponentError, Guests, Split};
-use crate::loss::{LossError, LossValue};
+use crate::guest::{Guests, Split};
+use crate::loss::LossValue;
 use crate::order::{Permutation, sample_seed};
-use crate::schedule::Schedule;
-use crate::setup;
+use crate::schedule::{Schedule, grain_of_each_length};
+use crate::start;
 use crate::update;
-use lockstep_service::chain;
-
-/// Program, runtime, stacks, compiled guests: what a rank needs before its first number.
-const BASE_BYTES: u64 = 64 << 20;
-const F32_BYTES: u64 = 4;
 
 /// Answers a request. Never panics because of what is in it.
 pub fn check(request: &CheckRequest) -> CheckResponse {
@@ -36,9 +36,14 @@ pub fn check(request: &CheckRequest) -> CheckResponse {
     }
 }
 
-/// A split with the first batch that will be asked of it.
+/// A split with a grain of each length that will be asked of it, the first one first.
 struct Probe {
+    name: &'static str,
     samples: u64,
+    grains: Vec<ProbeGrain>,
+}
+
+struct ProbeGrain {
     /// Which samples.
     indices: Vec<u64>,
     batch: Batch,
@@ -47,8 +52,8 @@ struct Probe {
 fn dry_run(request: &CheckRequest) -> Result<CheckSummary, FieldError> {
     let spec = &request.spec;
     let model = Model::new(&spec.model)
-        .map_err(|error| FieldError::new(error.field().to_owned(), error.to_string()))?;
-    let rank_memory_bytes = memory(spec, &model)?;
+        .map_err(|error| FieldError::new(error.field().to_owned(), error.message()))?;
+    let model_bytes = memory::of_model(spec, &model)?;
     update::plan(&spec.train, model.layout())?;
     update::loss_scale(&spec.train)?;
     let guests = Guests::prepare(
@@ -57,11 +62,9 @@ fn dry_run(request: &CheckRequest) -> Result<CheckSummary, FieldError> {
         request.cache_dir.as_ref(),
     )
     .map_err(|error| component_error(&error))?;
-    let train = probe(&guests, spec, "train", request.train_dir.as_ref())?;
-    let steps_total = Schedule::new(train.samples, &spec.train).steps_total();
-    update::schedule(&spec.train, steps_total)?;
-    let eval = request.eval_dir.as_deref().map(|dir| probe(&guests, spec, "eval", dir.as_ref()));
-    let eval = eval.transpose()?;
+    let (train, steps_total) = probe_training(&guests, spec, request.train_dir.as_ref())?;
+    let eval = request.eval_dir.as_deref();
+    let eval = eval.map(|dir| probe_evaluation(&guests, spec, dir.as_ref())).transpose()?;
     let loss =
         guests.open_loss(spec, silent()).map_err(|error| guest_error("loss", "train", &error))?;
     let parameter_count = model.layout().len() as u64;
@@ -69,14 +72,18 @@ fn dry_run(request: &CheckRequest) -> Result<CheckSummary, FieldError> {
     let mut buffers = model.initial_buffers();
     if let Some(path) = &request.init_path {
         let strict = spec.model.init_strict;
-        setup::begin_from(&model, path.as_ref(), (&mut weights, &mut buffers), strict)?;
+        start::begin_from(&model, path.as_ref(), (&mut weights, &mut buffers), strict)?;
     }
     let mut engine = Engine::new(model, loss, (weights, buffers), Threads::single());
-    dry_step(&mut engine, &train, spec)?;
+    dry_steps(&mut engine, &train, spec)?;
     if let Some(eval) = &eval {
-        forward(&mut engine, eval, ("eval", Mode::Eval), spec)?;
-        check_measures(&engine, eval, spec)?;
+        for grain in &eval.grains {
+            forward(&mut engine, (eval, grain), Mode::Eval, spec)?;
+            check_measures(&engine, grain, spec)?;
+        }
     }
+    let rank_memory_bytes = model_bytes.saturating_add(engine.loss.graph_bytes());
+    memory::fits_slot(spec, &engine.model, rank_memory_bytes)?;
     Ok(CheckSummary {
         train_samples: train.samples,
         eval_samples: eval.map(|eval| eval.samples),
@@ -86,46 +93,96 @@ fn dry_run(request: &CheckRequest) -> Result<CheckSummary, FieldError> {
     })
 }
 
-/// Opens a split and loads the first grain of its first pass.
-fn probe(
+fn probe_training(
     guests: &Guests,
     spec: &JobSpec,
-    name: &'static str,
     dir: &Utf8Path,
-) -> Result<Probe, FieldError> {
-    let failed = |error: GuestError| guest_error("loader", name, &error);
-    let mut loader: Loader =
-        guests.open_loader(&spec.loader, Split { name, dir }, silent()).map_err(failed)?;
-    let samples = loader.len().map_err(failed)?;
-    if samples == 0 {
-        let message = format!("expected at least 1 sample, the loader counts 0 in split {name:?}");
-        return Err(FieldError::new(format!("data.{name}"), message));
+) -> Result<(Probe, u64), FieldError> {
+    let (mut loader, samples) = open(guests, spec, Split { name: "train", dir })?;
+    let schedule = Schedule::new(samples, &spec.train);
+    let steps_total = schedule.steps_total();
+    if MAX_STEPS < steps_total {
+        let message = format!(
+            "expected at most {MAX_STEPS} steps, found {steps_total}: {} passes over {samples} samples",
+            spec.train.epochs
+        );
+        return Err(FieldError::new("train.epochs", message));
     }
-    let count = samples.min(spec.train.micro_batch.into());
-    let is_training = name == "train";
+    update::schedule(&spec.train, steps_total)?;
     let order = Permutation::new(spec.train.seed, 0, samples);
-    let index = |position| if is_training { order.sample_at(position) } else { position };
-    let indices: Vec<u64> = (0..count).map(index).collect();
-    let seeds: Vec<u64> =
-        indices.iter().map(|sample| sample_seed(spec.train.seed, 0, *sample)).collect();
-    let batch = loader.load(&indices, &seeds, is_training).map_err(failed)?;
-    Ok(Probe { samples, indices, batch })
+    let load = |positions: Range<u64>| {
+        let indices = positions.map(|position| order.sample_at(position)).collect();
+        load(&mut loader, spec, "train", indices)
+    };
+    let grains = schedule.grain_of_each_length().into_iter().map(load);
+    let grains = grains.collect::<Result<_, _>>()?;
+    Ok((Probe { name: "train", samples, grains }, steps_total))
+}
+
+fn probe_evaluation(guests: &Guests, spec: &JobSpec, dir: &Utf8Path) -> Result<Probe, FieldError> {
+    let (mut loader, samples) = open(guests, spec, Split { name: "eval", dir })?;
+    let lengths = grain_of_each_length([0..samples], spec.train.micro_batch.into());
+    let load = |positions: Range<u64>| load(&mut loader, spec, "eval", positions.collect());
+    let grains = lengths.into_iter().map(load).collect::<Result<_, _>>()?;
+    Ok(Probe { name: "eval", samples, grains })
+}
+
+/// Opens a split and counts its samples.
+fn open(guests: &Guests, spec: &JobSpec, split: Split<'_>) -> Result<(Loader, u64), FieldError> {
+    let name = split.name;
+    let failed = |error: GuestError| guest_error("loader", name, &error);
+    let mut loader = guests.open_loader(&spec.loader, split, silent()).map_err(failed)?;
+    match loader.len().map_err(failed)? {
+        0 => {
+            let message =
+                format!("expected at least 1 sample, the loader counts 0 in split {name:?}");
+            Err(FieldError::new(format!("data.{name}"), message))
+        }
+        samples => Ok((loader, samples)),
+    }
+}
+
+/// Loads one grain of the first pass.
+fn load(
+    loader: &mut Loader,
+    spec: &JobSpec,
+    name: &str,
+    indices: Vec<u64>,
+) -> Result<ProbeGrain, FieldError> {
+    let seed = |sample: &u64| sample_seed(spec.train.seed, 0, *sample);
+    let seeds: Vec<u64> = indices.iter().map(seed).collect();
+    let batch = loader.load(&indices, &seeds, name == "train");
+    let batch = batch.map_err(|error| guest_error("loader", name, &error))?;
+    Ok(ProbeGrain { indices, batch })
 }
 
 fn forward(
     engine: &mut Engine,
-    probe: &Probe,
-    (split, mode): (&str, Mode),
+    (probe, grain): (&Probe, &ProbeGrain),
+    mode: Mode,
     spec: &JobSpec,
 ) -> Result<LossValue, FieldError> {
-    let value = engine.forward(&probe.batch, &probe.indices, mode);
-    let value = value.map_err(|error| grain_error(spec, split, &error))?;
+    let (split, count) = (probe.name, grain.indices.len());
+    let value = engine.forward(&grain.batch, &grain.indices, mode).map_err(|error| {
+        let longest = probe.grains[0].indices.len();
+        match &error {
+            // The longer one went through.
+            GrainError::Model(error) if count < longest => {
+                let micro_batch = spec.train.micro_batch;
+                let message = format!(
+                    "expected one that leaves no grain that the model cannot take; found {micro_batch}, which leaves one \
+                     of {count} of the {} samples of split {split:?}: {error}",
+                    probe.samples
+                );
+                FieldError::new("train.micro_batch", message)
+            }
+            error => grain_error(spec, split, error),
+        }
+    })?;
     if !value.sum.is_finite() || !value.weight.is_finite() {
         let message = format!(
-            "expected a finite loss, found sum {} and weight {} on the first {} samples of split {split:?}",
-            value.sum,
-            value.weight,
-            probe.indices.len()
+            "expected a finite loss, found sum {} and weight {} on {count} samples of split {split:?}",
+            value.sum, value.weight,
         );
         return Err(FieldError::new("loss", message));
     }
@@ -137,11 +194,11 @@ fn forward(
 }
 
 /// What is measured besides the loss: its labels fit, and the guest reports nothing of that name.
-fn check_measures(engine: &Engine, probe: &Probe, spec: &JobSpec) -> Result<(), FieldError> {
+fn check_measures(engine: &Engine, grain: &ProbeGrain, spec: &JobSpec) -> Result<(), FieldError> {
     if spec.eval.metrics.is_empty() {
         return Ok(());
     }
-    measure_batch(engine, &probe.batch, &probe.indices, &spec.eval)
+    measure_batch(engine, &grain.batch, &grain.indices, &spec.eval)
         .map_err(|message| FieldError::new("eval.labels", message))?;
     let reported = engine.loss.metric_names();
     for (index, metric) in spec.eval.metrics.iter().enumerate() {
@@ -160,107 +217,22 @@ fn mode(spec: &JobSpec) -> Mode {
     Mode::Train { key: sample_seed(train.seed, 0, 0), precision, checkpointing }
 }
 
-fn dry_step(engine: &mut Engine, probe: &Probe, spec: &JobSpec) -> Result<(), FieldError> {
-    let mut value = forward(engine, probe, ("train", mode(spec)), spec)?;
+/// Forward and backward of each grain.
+fn dry_steps(engine: &mut Engine, probe: &Probe, spec: &JobSpec) -> Result<(), FieldError> {
     let mut gradients = GradBuffer::new(Arc::clone(engine.model.layout()));
-    engine
-        .backward(&mut value, 1.0, Accumulate::Overwrite, &mut gradients)
-        .map_err(|error| FieldError::new("loss", error.to_string()))?;
-    for param in engine.model.layout().params() {
-        if !gradients.values()[param.range.clone()].iter().all(|value| value.is_finite()) {
-            let message = format!("expected finite gradients, that of `{}` is not", param.name);
-            return Err(FieldError::new("loss", message));
+    for grain in &probe.grains {
+        let mut value = forward(engine, (probe, grain), mode(spec), spec)?;
+        engine
+            .backward(&mut value, 1.0, Accumulate::Overwrite, &mut gradients)
+            .map_err(|error| FieldError::new("loss", error.to_string()))?;
+        for param in engine.model.layout().params() {
+            if !gradients.values()[param.range.clone()].iter().all(|value| value.is_finite()) {
+                let message = format!("expected finite gradients, that of `{}` is not", param.name);
+                return Err(FieldError::new("loss", message));
+            }
         }
     }
     Ok(())
-}
-
-/// What the model's training needs, partial sums, a copy for a checkpoint and the mean of the weights. The two
-/// guests' ceilings are left out: those are limits, not needs.
-fn memory(spec: &JobSpec, model: &Model) -> Result<u64, FieldError> {
-    let parameters = model.layout().len() as u64;
-    let moments = update::optimizer(&spec.train.optimizer).moment_names().len();
-    let grains = spec.train.global_batch.div_ceil(spec.train.micro_batch) as usize;
-    let more_sums = match spec.ddp.reduction {
-        lockstep_api::Reduction::Fast => 0,
-        lockstep_api::Reduction::FixedTree => {
-            lockstep_ddp::slots_needed(spec.gang.ranks as usize, grains).saturating_sub(1) as u64
-        }
-    };
-    let inputs = model.typical_inputs(spec.train.micro_batch as usize);
-    let estimate = model
-        .memory_estimate(&inputs, moments, mode(spec))
-        .map_err(|error| FieldError::new("model", chain(&error)))?;
-    let average = 2 * u64::from(spec.train.ema.is_some());
-    let copies = more_sums.saturating_add(1 + moments as u64 + average);
-    let numbers = parameters.saturating_mul(copies).saturating_mul(F32_BYTES);
-    let bytes = estimate.total().saturating_add(numbers).saturating_add(BASE_BYTES);
-    let slot_bytes = u64::from(spec.gang.slot.memory_mib) << 20;
-    if slot_bytes < bytes {
-        let message = format!(
-            "expected at least {} for {parameters} parameters and micro_batch {}, found {}",
-            bytes.div_ceil(1 << 20),
-            spec.train.micro_batch,
-            spec.gang.slot.memory_mib
-        );
-        return Err(FieldError::new("gang.slot.memory_mib", message));
-    }
-    Ok(bytes)
-}
-
-fn component_error(error: &ComponentError) -> FieldError {
-    FieldError::new(format!("{}.component", error.guest), chain(&error.source))
-}
-
-/// The field that a guest's error is about: its own, or that of what it complains of.
-fn guest_error(guest: &str, split: &str, error: &GuestError) -> FieldError {
-    let field = match error {
-        GuestError::Guest { kind: GuestErrorKind::Config, .. } => format!("{guest}.config"),
-        GuestError::Guest { kind: GuestErrorKind::Data | GuestErrorKind::Sample, .. } => {
-            format!("data.{split}")
-        }
-        GuestError::TimeLimit { .. } => format!("{guest}.limits.call_ms"),
-        GuestError::MemoryLimit { .. } => format!("{guest}.limits.memory_mib"),
-        GuestError::OutputLimit { .. } => format!("{guest}.limits.output_mib"),
-        GuestError::Guest { kind: GuestErrorKind::Internal, .. }
-        | GuestError::Trap { .. }
-        | GuestError::StackOverflow { .. }
-        | GuestError::Shape { .. }
-        | GuestError::Operation { .. }
-        | GuestError::NonFinite { .. }
-        | GuestError::Host(_) => guest.to_owned(),
-    };
-    FieldError::new(field, chain(error))
-}
-
-fn grain_error(spec: &JobSpec, split: &str, error: &GrainError) -> FieldError {
-    match error {
-        GrainError::Input(found) => match (&spec.model.arch, found.axis) {
-            (ArchSpec::Mlp(mlp), Some(0)) => {
-                let length = found.found.shape.last().copied().unwrap_or(0);
-                let message = format!(
-                    "expected {length}, because the loader's tensor `{}` is {}; found {}",
-                    found.name, found.found, mlp.inputs
-                );
-                FieldError::new("model.inputs", message)
-            }
-            _ => FieldError::new("loader", error.to_string()),
-        },
-        GrainError::NoInput { .. } => FieldError::new("loader", error.to_string()),
-        GrainError::Label { sample, label, classes } => {
-            let message = format!(
-                "expected more than {label}, because sample {sample} of split {split:?} has label {label}; \
-                 found {classes} (labels 0 to {})",
-                classes - 1
-            );
-            FieldError::new("model.classes", message)
-        }
-        GrainError::Model(_) => FieldError::new("model", chain(error)),
-        GrainError::Loss(LossError::Guest(error)) => guest_error("loss", split, error),
-        GrainError::Loss(LossError::Operation(_) | LossError::Metrics { .. }) => {
-            FieldError::new("loss", chain(error))
-        }
-    }
 }
 
 /// The check answers with one document; what guests say on the way has no place in it.

@@ -43,7 +43,7 @@ pub(crate) enum GrainError {
     #[error("of what the loader puts, {0}")]
     Input(InputMismatch),
     /// A label is outside of the model's classes.
-    #[error("sample {sample} has label {label}, but model.classes is {classes} (labels 0 to {})", classes - 1)]
+    #[error("sample {sample} has label {label}, but the model has {classes} classes (labels 0 to {})", classes - 1)]
     Label {
         /// The sample.
         sample: u64,
@@ -51,6 +51,18 @@ pub(crate) enum GrainError {
         label: i64,
         /// As the model has it.
         classes: usize,
+    },
+    /// A token is outside of the model's vocabulary.
+    #[error("sample {sample} has {token} in `{input}`, where the model takes 0 to {}", vocabulary - 1)]
+    Token {
+        /// The sample.
+        sample: u64,
+        /// The tensor it stands in.
+        input: String,
+        /// It.
+        token: i64,
+        /// As the model has it.
+        vocabulary: usize,
     },
     /// The model's own operations failed.
     #[error("the model's forward pass failed")]
@@ -95,15 +107,20 @@ impl Engine {
         let named: Vec<(&str, Value)> = names.zip(inputs.iter().copied()).collect();
         let Self { tape, weights, buffers, workspace, .. } = self;
         let output = self.model.forward(tape, &named, weights, buffers, mode, workspace);
-        let output = output.map_err(GrainError::Model)?;
+        let output = output.map_err(|error| name_token(error, batch, samples))?;
         self.output = Some(output);
         let value = self.loss.compute(&mut self.tape, output, batch, &inputs, &self.weights);
         value.map_err(|error| self.name_label(error, samples))
     }
 
-    /// Takes the last training grain's statistics into the running ones.
-    pub(crate) fn update_buffers(&mut self) {
-        self.model.update_buffers(&mut self.buffers, &self.workspace);
+    /// The last training grain's statistics, laid out like the running ones.
+    pub(crate) fn batch_statistics(&self, statistics: &mut [f64]) {
+        self.model.batch_statistics(&self.workspace, statistics);
+    }
+
+    /// Takes a grain's statistics into the running ones.
+    pub(crate) fn update_buffers(&mut self, statistics: &[f64]) {
+        self.model.update_buffers(&mut self.buffers, statistics);
     }
 
     /// What the last forward put out: shape and numbers. Backward gives them up.
@@ -180,10 +197,19 @@ impl GrainError {
             Self::Label { sample, label, classes } => self.shape(call).with_evidence(
                 json!({ "guest": "loader", "sample": sample, "label": label, "classes": classes }),
             ),
+            Self::Token { sample, input, token, vocabulary } => {
+                self.shape(call).with_evidence(json!({
+                    "guest": "loader", "sample": sample, "tensor": input, "token": token,
+                    "vocabulary": vocabulary,
+                }))
+            }
             Self::NoInput { .. }
             | Self::Input(_)
             | Self::Model(_)
             | Self::Loss(LossError::Operation(_) | LossError::Metrics { .. }) => self.shape(call),
+            Self::Loss(LossError::Memory { .. }) => {
+                Failure::new(FailureCode::GuestMemoryLimit, self.to_string()).of_rank(call.rank)
+            }
         }
     }
 
@@ -192,10 +218,54 @@ impl GrainError {
     }
 }
 
+/// An index that a table does not have is a token: says whose.
+fn name_token(error: OpError, batch: &Batch, samples: &[u64]) -> GrainError {
+    let OpError::IndexOutOfRange { row, index: token, len: vocabulary, .. } = error else {
+        return GrainError::Model(error);
+    };
+    let place = batch.tensors.iter().find_map(|tensor| match &tensor.data {
+        BatchData::I64(data) if data.get(row) == Some(&token) => {
+            let sample = samples.get(row / (data.len() / samples.len().max(1)).max(1))?;
+            Some((*sample, tensor.name.clone()))
+        }
+        BatchData::I64(_) | BatchData::F32(_) => None,
+    });
+    match place {
+        Some((sample, input)) => GrainError::Token { sample, input, token, vocabulary },
+        None => GrainError::Model(error),
+    }
+}
+
 /// Kind and shape of a batch's tensor.
 pub(crate) fn meta(tensor: &BatchTensor) -> Meta {
     match tensor.data {
         BatchData::F32(_) => Meta::f32(tensor.shape.clone()),
         BatchData::I64(_) => Meta::i64(tensor.shape.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockstep_models::{IDS, KINDS};
+
+    use super::*;
+
+    #[test]
+    fn a_token_that_a_table_lacks_is_told_with_sample_and_tensor() {
+        let tensor = |name: &str, data: Vec<i64>| BatchTensor {
+            name: name.to_owned(),
+            shape: vec![2, 3],
+            data: BatchData::I64(data),
+        };
+        let tensors =
+            vec![tensor(IDS, vec![1, 2, 3, 4, 5, 6]), tensor(KINDS, vec![0, 0, 0, 0, 9, 0])];
+        let batch = Batch { tensors };
+        let error = |index| {
+            let error = OpError::IndexOutOfRange { op: "embedding", row: 4, index, len: 5 };
+            name_token(error, &batch, &[70, 80]).to_string()
+        };
+        assert_eq!(error(5), "sample 80 has 5 in `input_ids`, where the model takes 0 to 4");
+        assert_eq!(error(9), "sample 80 has 9 in `token_type_ids`, where the model takes 0 to 4");
+        assert_eq!(error(7), "the model's forward pass failed");
     }
 }

@@ -105,7 +105,8 @@ impl Guests {
     /// # Errors
     /// As the guest answers.
     pub(crate) fn open_loss(self, spec: &JobSpec, log: LogSink) -> Result<Loss, GuestError> {
-        Loss::open(&self.sandbox, self.loss, self.loss_world, &spec.loss, log)
+        let slot_bytes = u64::from(spec.gang.slot.memory_mib) << 20;
+        Loss::open(&self.sandbox, self.loss, self.loss_world, &spec.loss, slot_bytes, log)
     }
 }
 

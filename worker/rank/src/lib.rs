@@ -3,6 +3,8 @@
 mod train;
 
 mod setup;
+mod start;
+mod statistics;
 mod update;
 
 mod evaluate;

@@ -39,6 +39,8 @@ struct Kept {
     limits: Limits,
     config_json: String,
     log: LogSink,
+    /// What its graphs may compute, bytes.
+    memory_bytes: u64,
     built: Vec<(Shapes, BuiltLoss)>,
     /// What the last replay put on the tape.
     replay: Replay,
@@ -82,6 +84,14 @@ pub(crate) enum LossError {
     /// An operation of its graph failed on this batch.
     #[error(transparent)]
     Operation(#[from] OpError),
+    /// What its graph computes does not fit into the rank's slot.
+    #[error("the loss's graph needs {} MiB for its numbers, the slot has {}", asked >> 20, limit >> 20)]
+    Memory {
+        /// Bytes, forward and backward.
+        asked: u64,
+        /// Bytes of the slot.
+        limit: u64,
+    },
     /// It reports other metrics than before, or too many.
     #[error("the loss reports the metrics {found:?}, expected {expected}")]
     Metrics {
@@ -93,7 +103,7 @@ pub(crate) enum LossError {
 }
 
 impl Loss {
-    /// Opens a loss component of either kind.
+    /// Opens a loss component of either kind. `memory_bytes`: of the rank's slot.
     ///
     /// # Errors
     /// A guest that does not instantiate.
@@ -105,6 +115,7 @@ impl Loss {
         component: GuestComponent,
         world: World,
         spec: &GuestSpec,
+        memory_bytes: u64,
         log: LogSink,
     ) -> Result<Self, GuestError> {
         let limits = crate::guest::limits(&spec.limits);
@@ -117,6 +128,7 @@ impl Loss {
                 limits,
                 config_json,
                 log,
+                memory_bytes,
                 built: Vec::new(),
                 replay: Replay::default(),
             })),
@@ -131,6 +143,16 @@ impl Loss {
     /// Names of the metrics; empty before the first call.
     pub(crate) fn metric_names(&self) -> &[String] {
         self.metrics.as_deref().unwrap_or_default()
+    }
+
+    /// The most that one of its graphs needs for its numbers, bytes; 0 for a loss that computes by itself.
+    pub(crate) fn graph_bytes(&self) -> u64 {
+        match &self.kind {
+            Kind::Kept(kept) => {
+                kept.built.iter().map(|(_, built)| graph_bytes(built)).max().unwrap_or(0)
+            }
+            Kind::Raw(_) => 0,
+        }
     }
 
     /// Computes the loss of `output` on `batch`, whose tensors lie on the tape as `inputs` by the same names.
@@ -202,7 +224,7 @@ impl Kept {
         Ok((value, built.metrics.clone()))
     }
 
-    fn place_of(&mut self, shapes: Shapes) -> Result<usize, GuestError> {
+    fn place_of(&mut self, shapes: Shapes) -> Result<usize, LossError> {
         if let Some(place) = self.built.iter().position(|(known, _)| *known == shapes) {
             return Ok(place);
         }
@@ -218,6 +240,10 @@ impl Kept {
             &shapes.batch,
             Arc::clone(&self.log),
         )?;
+        let (asked, limit) = (graph_bytes(&built), self.memory_bytes);
+        if limit < asked {
+            return Err(LossError::Memory { asked, limit });
+        }
         self.built.push((shapes, built));
         Ok(self.built.len() - 1)
     }
@@ -227,6 +253,12 @@ impl std::fmt::Debug for Kept {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Kept").field("built", &self.built.len()).finish_non_exhaustive()
     }
+}
+
+/// Forward's numbers, and as much again for backward.
+fn graph_bytes(built: &BuiltLoss) -> u64 {
+    let bytes = built.recipe.elements().saturating_mul(2 * size_of::<f32>());
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
 fn compute_raw(

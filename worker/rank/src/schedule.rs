@@ -65,6 +65,16 @@ impl Schedule {
         (step + 1).is_multiple_of(self.steps_per_epoch) || step + 1 == self.steps_total
     }
 
+    /// The positions, in the first pass, of one grain of each length that there is: the longest first.
+    pub(crate) fn grain_of_each_length(&self) -> Vec<Range<u64>> {
+        let last_step = self.steps_per_epoch.min(self.steps_total) - 1;
+        let positions = |step| {
+            let Place { first_position, sample_count, .. } = self.place(step);
+            first_position..first_position + sample_count
+        };
+        grain_of_each_length([positions(0), positions(last_step)], self.micro_batch)
+    }
+
     /// Grains of the largest step.
     pub(crate) fn max_grains(&self) -> usize {
         grain_count(self.global_batch.min(self.samples), self.micro_batch)
@@ -80,6 +90,24 @@ impl Schedule {
         let first = grain as u64 * self.micro_batch;
         first..(first + self.micro_batch).min(sample_count)
     }
+}
+
+/// Where ranges of positions are cut into grains: one of each length, the longest first.
+pub(crate) fn grain_of_each_length<const N: usize>(
+    ranges: [Range<u64>; N],
+    micro_batch: u64,
+) -> Vec<Range<u64>> {
+    let mut grains: Vec<Range<u64>> = Vec::new();
+    for Range { start, end } in ranges {
+        let last = end - 1 - (end - 1 - start) % micro_batch;
+        for grain in [start..end.min(start + micro_batch), last..end] {
+            let length = |grain: &Range<u64>| grain.end - grain.start;
+            if grains.iter().all(|known| length(known) != length(&grain)) {
+                grains.push(grain);
+            }
+        }
+    }
+    grains
 }
 
 fn grain_count(sample_count: u64, micro_batch: u64) -> usize {
@@ -128,12 +156,27 @@ mod tests {
                     next.1 = place.first_position + offsets.end;
                 }
                 prop_assert_eq!(schedule.ends_epoch(step), next.1 == samples);
+                let shown = schedule.grain_of_each_length();
+                for grain in 0..grains {
+                    let length = |range: &Range<u64>| range.end - range.start;
+                    let this = length(&schedule.grain(grain, place.sample_count));
+                    prop_assert_eq!(shown.iter().filter(|it| length(it) == this).count(), 1);
+                }
                 if next.1 == samples {
                     next = (place.data_epoch + 1, 0);
                 }
             }
             prop_assert_eq!(next, (u64::from(epochs), 0));
         }
+    }
+
+    #[test]
+    fn grains_of_each_length_stand_where_they_are_met() {
+        let schedule = Schedule::new(1437, &train(128, 50, 1));
+        assert_eq!(schedule.grain_of_each_length(), [0..50, 100..128, 1408..1437]);
+        let short = TrainSpec { max_steps: Some(3), ..train(128, 64, 1) };
+        assert_eq!(Schedule::new(1437, &short).grain_of_each_length(), [0..64]);
+        assert_eq!(Schedule::new(5, &train(128, 64, 1)).grain_of_each_length(), [0..5]);
     }
 
     #[test]

@@ -4,10 +4,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use camino::Utf8Path;
-use lockstep_api::{
-    FailureCode, FieldError, GuestSpec, LogLevel, LogSource, Phase, RankConfig, Reduction,
-};
-use lockstep_checkpoint::{Meta, StateMut, curve_settings};
+use lockstep_api::{FailureCode, GuestSpec, LogLevel, LogSource, Phase, RankConfig, Reduction};
 use lockstep_collective::GroupError;
 use lockstep_ddp::{Reducer, ReducerConfig};
 use lockstep_models::Model;
@@ -22,6 +19,7 @@ use crate::link::AgentLink;
 use crate::loss::{Loss, MAX_METRICS};
 use crate::position::Position;
 use crate::schedule::Schedule;
+use crate::start::{Start, refused};
 use crate::update;
 use lockstep_service::chain;
 
@@ -79,7 +77,7 @@ pub(crate) fn prepare(
     let schedule = Schedule::new(samples, &spec.train);
     let update = update::plan(&spec.train, model.layout()).map_err(refused)?;
     let learning_rate = update::schedule(&spec.train, schedule.steps_total()).map_err(refused)?;
-    let start = Start::new(config, &model, &update, &schedule)?;
+    let start = Start::new(config, &model, &update, &schedule, link)?;
     let Start { weights, buffers, optimizer_state, average, loss_scale, next_step } = start;
     position.enter(Phase::Forming);
     let panicked =
@@ -110,88 +108,6 @@ pub(crate) fn prepare(
         reducer,
         next_step,
     })
-}
-
-fn refused(error: FieldError) -> Failure {
-    Failure::new(FailureCode::RankError, format!("{}: {}", error.field, error.message))
-}
-
-/// All that training changes, before the first step.
-struct Start {
-    weights: Vec<f32>,
-    buffers: Vec<f32>,
-    optimizer_state: OptimizerState,
-    average: Option<(Ema, Vec<f32>)>,
-    loss_scale: Option<LossScale>,
-    next_step: u64,
-}
-
-impl Start {
-    /// From a checkpoint, from a file of weights, or drawn.
-    fn new(
-        config: &RankConfig,
-        model: &Model,
-        update: &UpdatePlan,
-        schedule: &Schedule,
-    ) -> Result<Self, Failure> {
-        let train = &config.spec.train;
-        let mut weights = model.initial_weights(train.seed);
-        let mut buffers = model.initial_buffers();
-        if let Some(path) = config.init_path.as_deref().filter(|_| config.resume_path.is_none()) {
-            let strict = config.spec.model.init_strict;
-            begin_from(model, path.as_ref(), (&mut weights, &mut buffers), strict)
-                .map_err(refused)?;
-        }
-        let average = update::average(train, &weights).map_err(refused)?;
-        let loss_scale = update::loss_scale(train).map_err(refused)?;
-        let optimizer_state = update.state();
-        let mut start =
-            Self { weights, buffers, optimizer_state, average, loss_scale, next_step: 0 };
-        if let Some(path) = &config.resume_path {
-            start.resume(config, path.as_ref(), model, schedule)?;
-        }
-        Ok(start)
-    }
-
-    /// Goes on where the checkpoint ends.
-    fn resume(
-        &mut self,
-        config: &RankConfig,
-        path: &Utf8Path,
-        model: &Model,
-        schedule: &Schedule,
-    ) -> Result<(), Failure> {
-        let mut state = StateMut {
-            layout: model.layout(),
-            weights: &mut self.weights,
-            buffer_layout: model.buffers(),
-            buffers: &mut self.buffers,
-            average: self.average.as_mut().map(|(_, average)| average.as_mut_slice()),
-            optimizer: &mut self.optimizer_state,
-        };
-        let settings = curve_settings(&config.spec);
-        let meta = lockstep_checkpoint::load(path, &settings, &mut state)
-            .map_err(|error| Failure::of_checkpoint(&error))?;
-        let Meta { step, data_epoch, next_position, samples_per_epoch, .. } = meta;
-        self.loss_scale = update::resumed_loss_scale(&config.spec.train, meta.loss_scale)
-            .map_err(|error| Failure::new(FailureCode::CheckpointFailed, error.message))?;
-        self.next_step = u64::try_from(step.0).unwrap_or(0);
-        let place = schedule.place(self.next_step);
-        let expected = (
-            place.data_epoch.cast_signed(),
-            place.first_position.cast_signed(),
-            schedule.samples().cast_signed(),
-        );
-        if expected != (data_epoch, next_position, samples_per_epoch) {
-            let message = format!(
-                "the checkpoint goes on at position {next_position} of epoch {data_epoch} over \
-                 {samples_per_epoch} samples, but step {step} of this job is at position {} of epoch {} over {}",
-                expected.1, expected.0, expected.2,
-            );
-            return Err(Failure::new(FailureCode::CheckpointFailed, message));
-        }
-        Ok(())
-    }
 }
 
 /// Another thread meets the other ranks meanwhile.
@@ -267,24 +183,6 @@ fn open_split(
         Ok(opened) => Ok(opened),
         Err(error) => Err(Failure::of_guest(&error, call)),
     }
-}
-
-/// Fills weights and running statistics from a file that the job begins with.
-///
-/// # Errors
-/// Names the file's fault.
-pub(crate) fn begin_from(
-    model: &Model,
-    path: &Utf8Path,
-    (weights, buffers): (&mut [f32], &mut [f32]),
-    strict: bool,
-) -> Result<(), FieldError> {
-    let refuse = |message| FieldError::new("model.init_from", message);
-    let bytes = std::fs::read(path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
-    model
-        .load_weights(weights, buffers, &bytes, strict)
-        .map(drop)
-        .map_err(|error| refuse(chain(&error)))
 }
 
 /// Guests' words go to the job's log.

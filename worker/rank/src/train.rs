@@ -21,6 +21,7 @@ use crate::order::{Permutation, sample_seed};
 use crate::position::Position;
 use crate::schedule::Place;
 use crate::setup::Ready;
+use crate::statistics::Statistics;
 use lockstep_service::chain;
 
 /// One rank between its first and its last step.
@@ -32,6 +33,7 @@ pub(crate) struct Trainer {
     pub(crate) position: Position,
     pub(crate) ready: Ready,
     checkpoints: Checkpoints,
+    pub(crate) statistics: Statistics,
     /// Steps left out since the last good one.
     skipped_in_row: u32,
 }
@@ -48,6 +50,8 @@ impl Trainer {
         ready: Ready,
     ) -> Self {
         let checkpoints = Checkpoints::new(config.checkpoint_dir.clone().into(), link.clone());
+        let (width, grains) = (ready.engine.buffers.len(), ready.schedule.max_grains());
+        let statistics = Statistics::new(config.spec.ddp.reduction, width, grains);
         Self {
             spec: config.spec.clone(),
             rank: config.rank,
@@ -55,6 +59,7 @@ impl Trainer {
             position: position.clone(),
             ready,
             checkpoints,
+            statistics,
             skipped_in_row: 0,
         }
     }
@@ -77,7 +82,7 @@ impl Trainer {
             self.ready.next_step += 1;
             let is_due = self.is_evaluation_due(step);
             if outcome.stop || is_due || self.is_checkpoint_due() {
-                self.share_buffers()?;
+                self.share_statistics()?;
             }
             let is_stopping = outcome.stop || (is_due && self.evaluate(self.ready.next_step)?);
             if is_stopping || self.is_checkpoint_due() {
@@ -113,6 +118,7 @@ impl Trainer {
         let total = self.ready.schedule.grain_count(place.sample_count);
         let order =
             Permutation::new(self.spec.train.seed, place.data_epoch, self.ready.schedule.samples());
+        self.begin_statistics();
         for grain in self.ready.reducer.begin_step(step, total) {
             self.position.enter(Phase::Data);
             let offsets = self.ready.schedule.grain(grain, place.sample_count);
@@ -124,7 +130,9 @@ impl Trainer {
         self.position.enter(Phase::Reduce);
         let votes = Votes { stop: self.link.is_stop_requested(), non_finite: false };
         let outcome = self.ready.reducer.finish_step(votes);
-        outcome.map_err(|error| Failure::of_group(&error))
+        let outcome = outcome.map_err(|error| Failure::of_group(&error))?;
+        self.finish_statistics(total)?;
+        Ok(outcome)
     }
 
     fn load(&mut self, samples: &[u64], data_epoch: u64) -> Result<Batch, Failure> {
@@ -152,7 +160,7 @@ impl Trainer {
         };
         let value = self.ready.engine.forward(batch, samples, mode);
         let mut value = value.map_err(|error| error.failure(call))?;
-        self.ready.engine.update_buffers();
+        self.take_statistics(grain);
         self.position.enter(Phase::Backward);
         let scale = self.ready.loss_scale.as_ref().map_or(1.0, |scale| scale.scale() as f32);
         let accumulate = self.ready.reducer.accumulate(grain);
@@ -230,16 +238,6 @@ impl Trainer {
             self.link.log(LogSource::Rank, LogLevel::Info, &text);
         }
         true
-    }
-
-    /// The running statistics are rank 0's.
-    fn share_buffers(&mut self) -> Result<(), Failure> {
-        let Ready { engine, reducer, .. } = &mut self.ready;
-        if engine.buffers.is_empty() {
-            return Ok(());
-        }
-        let shared = reducer.broadcast(0, &mut engine.buffers);
-        shared.map_err(|error| Failure::of_group(&error))
     }
 
     /// After the passes over the data that the job names, and at the end.

@@ -16,13 +16,17 @@ use lockstep_api::{
 use serde_json::json;
 
 fn check(spec: &JobSpec, files: &Files) -> CheckResponse {
+    check_from(spec, files, None)
+}
+
+fn check_from(spec: &JobSpec, files: &Files, init_path: Option<String>) -> CheckResponse {
     let request = CheckRequest {
         spec: spec.clone(),
         loader_path: files.loader.to_string(),
         loss_path: files.loss.to_string(),
         train_dir: files.train_dir.to_string(),
         eval_dir: files.eval_dir.as_ref().map(ToString::to_string),
-        init_path: None,
+        init_path,
         cache_dir: harness::cache_dir().into(),
     };
     let mut child = Command::new(env!("CARGO_BIN_EXE_lockstep-rank"))
@@ -99,6 +103,69 @@ fn a_label_outside_of_the_classes_is_refused_with_the_sample() {
     assert_eq!(error.field, "model.classes");
     assert!(error.message.contains("found 3 (labels 0 to 2)"), "{error}");
     assert!(error.message.contains("because sample "), "{error}");
+}
+
+fn layers(layers: serde_json::Value) -> ModelSpec {
+    let model = json!({ "arch": "layers", "input": [64], "layers": layers });
+    serde_json::from_value(model).unwrap()
+}
+
+#[test]
+fn a_list_of_layers_is_refused_by_the_layer_that_makes_the_classes() {
+    let mut spec = digits(1, Reduction::Fast, 1);
+    spec.model = layers(json!([{ "linear": { "out": 8 } }, "relu", { "linear": { "out": 3 } }]));
+    assert_eq!(refused(&spec, &digits_files()).field, "model.layers[2]");
+}
+
+#[test]
+fn a_last_grain_that_the_model_cannot_take_is_refused() {
+    let mut spec = digits(1, Reduction::Fast, 1);
+    let list =
+        json!([{ "linear": { "out": 8 } }, "batch_norm", "relu", { "linear": { "out": 10 } }]);
+    spec.model = layers(list);
+    accepted(&spec, &digits_files());
+    // The last step of a pass has 29 samples: a grain of one is left, which has no variance.
+    spec.train.micro_batch = 4;
+    let error = refused(&spec, &digits_files());
+    assert_eq!(error.field, "train.micro_batch");
+    assert!(
+        error.message.contains("found 4, which leaves one of 1 of the 1437 samples"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_job_without_end_is_refused() {
+    let mut spec = misbehaving(1, json!({ "samples": u64::MAX / 2 }), json!({}));
+    spec.train.epochs = 3;
+    let error = refused(&spec, &misbehaving_files("misbehaving-loss"));
+    assert_eq!(error.field, "train.epochs");
+    assert!(error.message.starts_with("expected at most 1099511627776 steps, found "), "{error}");
+}
+
+#[test]
+fn a_loss_whose_graph_outgrows_the_slot_is_refused_before_it_is_computed() {
+    let spec = misbehaving(1, json!({}), json!({ "mode": "graph" }));
+    let error = refused(&spec, &misbehaving_files("misbehaving-loss"));
+    assert_eq!(error.field, "gang.slot.memory_mib");
+    assert!(error.message.contains("the loss's graph needs 5"), "{error}");
+}
+
+#[test]
+fn weights_of_which_none_is_the_models_are_refused_even_if_some_may_be_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let header = br#"{"other.weight":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header);
+    bytes.extend_from_slice(&1_f32.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    let mut spec = digits(1, Reduction::Fast, 1);
+    spec.model.init_strict = false;
+    let answer = check_from(&spec, &digits_files(), Some(path.to_str().unwrap().to_owned()));
+    let CheckResponse::Refused { errors } = answer else { panic!("{answer:?}") };
+    assert_eq!(errors[0].field, "model.init_from");
+    assert!(errors[0].message.contains("expected at least one tensor"), "{errors:?}");
 }
 
 #[test]

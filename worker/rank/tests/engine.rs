@@ -83,3 +83,23 @@ fn a_model_may_have_more_statistics_than_weights() {
     outcome.assert_success();
     assert_eq!(outcome.evaluations().last().unwrap().0, Step(24));
 }
+
+#[test]
+fn with_the_fixed_tree_running_statistics_are_the_same_for_any_number_of_ranks() {
+    let trained = |ranks, reduction: &str| {
+        let model = json!({ "arch": "layers", "input": [64], "layers": [
+            { "linear": { "out": 16 } }, "batch_norm", "relu", { "linear": { "out": 10 } },
+        ] });
+        let mut spec = with(ranks, model, json!({}), json!({}));
+        spec.ddp.reduction = serde_json::from_value(json!(reduction)).unwrap();
+        let outcome = Gang::start(&spec, &digits_files(), None).finish();
+        outcome.assert_success();
+        let evaluated = outcome.evaluations().last().unwrap().1.to_vec();
+        (last_checkpoint(&outcome), evaluated)
+    };
+    let alone = trained(1, "fixed-tree");
+    assert_eq!(trained(2, "fixed-tree"), alone);
+    assert_eq!(trained(3, "fixed-tree"), alone);
+    // With the fast one they are those of rank 0's grains.
+    assert_ne!(trained(2, "fast").1, alone.1);
+}

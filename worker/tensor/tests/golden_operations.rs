@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use lockstep_tensor::{
     Accumulate, BatchNorm, CrossEntropy, GradBuffer, LayerNorm, Layout, Op, Real, RmsNorm, Tape,
-    norm::update_running,
+    norm::{batch_statistics, update_running},
 };
 use recording::Recording;
 
@@ -77,7 +77,11 @@ fn check_running<T: Real>(case: &str, recording: &Recording, saved: &[T]) {
     let count = shape.iter().product::<usize>() / shape[1];
     let mut mean = vec![T::from_f64(0.1); shape[1]];
     let mut variance = vec![T::from_f64(0.9); shape[1]];
-    update_running(&mut mean, &mut variance, saved, count, 0.1);
+    let mut batch = [vec![0.0; shape[1]], vec![0.0; shape[1]]];
+    batch_statistics(saved, count, batch.each_mut().map(Vec::as_mut_slice));
+    for (running, batch) in [&mut mean, &mut variance].into_iter().zip(&batch) {
+        update_running(running, batch, 0.1);
+    }
     for (name, ours) in [("running_mean", mean), ("running_var", variance)] {
         let name = format!("{case}.{name}");
         assert_close(&name, ours.iter().map(|x| x.to_f64()), recording.values(&name), bound::<T>());

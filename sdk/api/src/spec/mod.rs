@@ -25,7 +25,7 @@ use serde_json::Value;
 
 use crate::DeviceKind;
 
-pub use check::MAX_PARAMETERS;
+pub use check::{MAX_PARAMETERS, MAX_STEPS};
 pub use layers::*;
 pub use model::*;
 pub use optimizer::*;

@@ -155,6 +155,13 @@ impl<T: Real> Run<T> {
         Self { weights: convert(weights), buffers: convert(buffers), model, tape, workspace }
     }
 
+    /// The last training pass's statistics into the running ones.
+    pub(crate) fn update_buffers(&mut self) {
+        let mut statistics = vec![0.0; self.buffers.len()];
+        self.model.batch_statistics(&self.workspace, &mut statistics);
+        self.model.update_buffers(&mut self.buffers, &statistics);
+    }
+
     pub(crate) fn forward(&mut self, inputs: &Inputs<'_>, mode: Mode) -> Value {
         self.tape.clear();
         let mut values = Vec::new();

@@ -64,6 +64,7 @@ pub(crate) struct Training {
     plan: UpdatePlan,
     pub(crate) weights: Vec<f32>,
     buffers: Vec<f32>,
+    statistics: Vec<f64>,
     pub(crate) gradients: GradBuffer<f32>,
     state: OptimizerState<f32>,
     tape: Tape<f32>,
@@ -101,6 +102,7 @@ impl Training {
         Self {
             weights: model.initial_weights(SEED),
             buffers: model.initial_buffers(),
+            statistics: vec![0.0; model.buffers().len()],
             gradients: GradBuffer::new(Arc::clone(model.layout())),
             state: plan.state(),
             tape: Tape::with_threads(Arc::clone(model.layout()), threads),
@@ -119,7 +121,7 @@ impl Training {
 
     /// Forward, backward and update. Returns the loss.
     pub(crate) fn step(&mut self) -> f32 {
-        let Self { tape, weights, buffers, workspace, .. } = self;
+        let Self { tape, weights, buffers, statistics, workspace, .. } = self;
         tape.clear();
         let x = if self.ints.is_empty() {
             tape.input(&self.shape, &self.floats).unwrap()
@@ -139,7 +141,8 @@ impl Training {
         let seeds: [(_, &[f32]); 1] = [(loss, &[1.0])];
         tape.backward(&seeds, weights, Accumulate::Overwrite, &mut self.gradients).unwrap();
         let value = tape.values(loss).unwrap()[0];
-        self.model.update_buffers(buffers, workspace);
+        self.model.batch_statistics(workspace, statistics);
+        self.model.update_buffers(buffers, statistics);
         let factors = StepFactors { lr_factor: 1.0, grad_scale: 1.0 };
         self.plan.step(weights, self.gradients.values(), factors, &mut self.state).unwrap();
         value

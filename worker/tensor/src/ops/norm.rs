@@ -156,29 +156,27 @@ impl Operation for RmsNorm {
     }
 }
 
-/// Takes the statistics of one batch into running ones:
-/// `running = (1 - momentum) · running + momentum · batch`.
+/// The mean and the unbiased variance of each channel of one batch, `[c]` each.
 ///
 /// `saved` is what [`Op::BatchNorm`](crate::Op::BatchNorm) kept, as `Tape::saved` gives it, and `count` the
-/// number of values that each channel had. The running variance takes the unbiased one, the batch's
-/// times count / (count - 1), as PyTorch has it.
-pub fn update_running<T: Real>(
-    mean: &mut [T],
-    variance: &mut [T],
-    saved: &[T],
-    count: usize,
-    momentum: f64,
-) {
+/// number of values that each channel had. The variance is the batch's times count / (count - 1), as PyTorch takes
+/// it into the running one; of one value it is 0.
+pub fn batch_statistics<T: Real>(saved: &[T], count: usize, [mean, variance]: [&mut [f64]; 2]) {
     let channels = mean.len();
     let unbiased = count as f64 / count.saturating_sub(1).max(1) as f64;
-    let blend = |running: &mut [T], batch: &[T], factor: f64| {
-        for (running, batch) in running.iter_mut().zip(batch) {
-            let batch = batch.to_f64() * factor;
-            *running = T::from_f64((1.0 - momentum) * running.to_f64() + momentum * batch);
-        }
-    };
-    blend(mean, saved, 1.0);
-    blend(variance, saved.get(2 * channels..).unwrap_or_default(), unbiased);
+    for (to, &from) in mean.iter_mut().zip(saved) {
+        *to = from.to_f64();
+    }
+    for (to, &from) in variance.iter_mut().zip(saved.get(2 * channels..).unwrap_or_default()) {
+        *to = from.to_f64() * unbiased;
+    }
+}
+
+/// `running = (1 - momentum) · running + momentum · batch`, element by element.
+pub fn update_running<T: Real>(running: &mut [T], batch: &[f64], momentum: f64) {
+    for (running, batch) in running.iter_mut().zip(batch) {
+        *running = T::from_f64((1.0 - momentum) * running.to_f64() + momentum * batch);
+    }
 }
 
 /// `x[.., d]` and one or two of `[d]`.

@@ -4,7 +4,7 @@ use std::{collections::HashMap, marker::PhantomData, ops::Range, sync::Arc};
 
 use lockstep_tensor::{
     Accumulate, BatchNorm, CrossEntropy, GradBuffer, Layout, Op, Real, Tape, Value,
-    norm::update_running,
+    norm::{batch_statistics, update_running},
 };
 
 use super::{nets::Net, tolerance::Golden};
@@ -60,7 +60,11 @@ impl<T: Real> Graph<T> {
         let count = self.tape.meta(x).unwrap().len() / channels;
         let [mean, variance, batches] =
             self.buffers.get_disjoint_mut([&mean, &variance, &batches]).map(Option::unwrap);
-        update_running(mean, variance, self.tape.saved(y).unwrap(), count, 0.1);
+        let mut batch = [vec![0.0; channels], vec![0.0; channels]];
+        let saved = self.tape.saved(y).unwrap();
+        batch_statistics(saved, count, batch.each_mut().map(Vec::as_mut_slice));
+        update_running(mean, &batch[0], 0.1);
+        update_running(variance, &batch[1], 0.1);
         batches[0] += T::from_f64(1.0);
         y
     }

@@ -50,7 +50,9 @@ impl JobSpec {
 }
 
 /// Most optimizer steps of a job.
-const MAX_STEPS: u64 = 1 << 40;
+pub const MAX_STEPS: u64 = 1 << 40;
+/// What "above 0" means for numbers that the engine holds as f32.
+const ABOVE_ZERO: f64 = f32::MIN_POSITIVE as f64;
 
 #[derive(Default)]
 struct Check {
@@ -78,7 +80,11 @@ impl Check {
 
     fn number(&mut self, field: &str, value: f64, low: f64, high: f64) {
         self.that((low..=high).contains(&value), field, || {
-            let low = if low == f64::MIN_POSITIVE { "above 0".to_owned() } else { low.to_string() };
+            let low = match low {
+                ABOVE_ZERO if 0.0 < value && value < low => format!("{ABOVE_ZERO:.2e} (the least f32)"),
+                ABOVE_ZERO => "above 0".to_owned(),
+                low => low.to_string(),
+            };
             format!("expected {low} to {high}, got {value}")
         });
     }

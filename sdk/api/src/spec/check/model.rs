@@ -1,6 +1,6 @@
 //! Ranges of `model`, what its sizes ask of each other, and the total.
 
-use super::Check;
+use super::{ABOVE_ZERO, Check};
 use crate::{
     ArchSpec, BertSpec, Gpt2Spec, LayerSpec, LayersSpec, MlpSpec, ModelSpec, ResnetSpec, VitSpec,
 };
@@ -65,7 +65,7 @@ impl Check {
     }
 
     fn epsilon(&mut self, field: &str, eps: f64) {
-        self.number(&format!("model.{field}"), eps, f64::MIN_POSITIVE, 1.0);
+        self.number(&format!("model.{field}"), eps, ABOVE_ZERO, 1.0);
     }
 
     fn mlp(&mut self, spec: &MlpSpec) {

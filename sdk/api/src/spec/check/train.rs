@@ -1,6 +1,6 @@
 //! Ranges of `train` and `eval`.
 
-use super::{Check, MAX_STEPS};
+use super::{ABOVE_ZERO, Check, MAX_STEPS};
 use crate::{EvalMetric, JobSpec, OptimizerSpec, Precision, ScheduleSpec, TrainSpec};
 
 /// Most parameter groups.
@@ -47,7 +47,7 @@ impl Check {
     }
 
     fn optimizer(&mut self, optimizer: &OptimizerSpec) {
-        self.number("train.optimizer.lr", optimizer.lr(), f64::MIN_POSITIVE, 1e6);
+        self.number("train.optimizer.lr", optimizer.lr(), ABOVE_ZERO, 1e6);
         self.number("train.optimizer.weight_decay", optimizer.weight_decay(), 0.0, 1e3);
         match optimizer {
             OptimizerSpec::Sgd(it) => {
@@ -79,7 +79,7 @@ impl Check {
     }
 
     fn eps(&mut self, eps: f64) {
-        self.number("train.optimizer.eps", eps, f64::MIN_POSITIVE, 1.0);
+        self.number("train.optimizer.eps", eps, ABOVE_ZERO, 1.0);
     }
 
     fn betas(&mut self, betas: [f64; 2]) {
@@ -129,7 +129,7 @@ impl Check {
             ScheduleSpec::Step(it) => {
                 self.warmup(it.warmup_steps, it.warmup_start_factor, None, train);
                 self.range("train.schedule.step_size", it.step_size, 1, MAX_STEPS);
-                self.number("train.schedule.gamma", it.gamma, f64::MIN_POSITIVE, 1.0);
+                self.number("train.schedule.gamma", it.gamma, ABOVE_ZERO, 1.0);
             }
             ScheduleSpec::OneCycle(it) => {
                 self.warmup(0, 0.0, it.total_steps, train);
@@ -161,7 +161,7 @@ impl Check {
             [("train.clip_norm", train.clip_norm), ("train.clip_value", train.clip_value)]
         {
             if let Some(limit) = limit {
-                self.number(field, limit, f64::MIN_POSITIVE, 1e12);
+                self.number(field, limit, ABOVE_ZERO, 1e12);
             }
         }
         if let (Some(norm), Some(value)) = (train.clip_norm, train.clip_value) {
@@ -178,8 +178,12 @@ impl Check {
                 "expected train.precision = \"f16\" with it".to_owned()
             });
             self.number("train.loss_scale.initial", scale.initial, 1.0, 2f64.powi(40));
-            self.range("train.loss_scale.growth_interval", scale.growth_interval, 1, MAX_STEPS);
-            self.number("train.loss_scale.growth_factor", scale.growth_factor, 1.0, 1024.0);
+            let interval = scale.growth_interval;
+            self.range("train.loss_scale.growth_interval", interval, 1, u32::MAX.into());
+            let growth = scale.growth_factor;
+            self.that(1.0 < growth && growth <= 1024.0, "train.loss_scale.growth_factor", || {
+                format!("expected above 1 and at most 1024, got {growth}")
+            });
             let backoff = scale.backoff_factor;
             self.that(0.0 < backoff && backoff < 1.0, "train.loss_scale.backoff_factor", || {
                 format!("expected above 0 and less than 1, got {backoff}")

@@ -127,6 +127,8 @@ fn settings_of_optimizers_have_ranges() {
         optimizer_errors("adagrad", "eps = 2"),
         ["train.optimizer.eps: expected above 0 to 1, got 2"]
     );
+    let errors = optimizer_errors("adagrad", "eps = 1e-40");
+    assert!(errors[0].contains("expected 1.18e-38 (the least f32) to 1, got 0.000"), "{errors:?}");
     let errors = train_errors("optimizer = { name = \"adamw\", lr = 0 }");
     assert_eq!(errors, ["train.optimizer.lr: expected above 0 to 1000000, got 0"]);
 }
@@ -225,8 +227,8 @@ fn gradient_mean_and_scale_have_ranges() {
         train_errors(&format!("{SGD}\nprecision = \"f16\"\n{scale}")),
         [
             "train.loss_scale.initial: expected 1 to 1099511627776, got 0",
-            "train.loss_scale.growth_interval: expected 1 to 1099511627776, got 0",
-            "train.loss_scale.growth_factor: expected 1 to 1024, got 0.5",
+            "train.loss_scale.growth_interval: expected 1 to 4294967295, got 0",
+            "train.loss_scale.growth_factor: expected above 1 and at most 1024, got 0.5",
             "train.loss_scale.backoff_factor: expected above 0 and less than 1, got 1",
         ]
     );

@@ -18,7 +18,7 @@ impl Loader for Misbehaving {
     }
 
     fn len(&self) -> u64 {
-        SAMPLES
+        self.config.samples.unwrap_or(SAMPLES)
     }
 
     fn load(&mut self, request: &Request) -> Result<(), Error> {

@@ -9,11 +9,13 @@ pub struct Config {
     pub mode: Mode,
     /// Calls that go well before.
     pub after_calls: u64,
+    /// What a loader says it has.
+    pub samples: Option<u64>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { mode: Mode::None, after_calls: 0 }
+        Self { mode: Mode::None, after_calls: 0, samples: None }
     }
 }
 
@@ -38,6 +40,8 @@ pub enum Mode {
     Nan,
     /// More output than allowed.
     Huge,
+    /// A graph of more numbers than there is memory for.
+    Graph,
     /// More log than allowed.
     Chatter,
 }
@@ -69,7 +73,7 @@ pub fn misbehave(mode: Mode) -> Result<(), Error> {
             }
             Ok(())
         }
-        Mode::None | Mode::Shape | Mode::Nan | Mode::Huge => Ok(()),
+        Mode::None | Mode::Shape | Mode::Nan | Mode::Huge | Mode::Graph => Ok(()),
     }
 }
 

@@ -11,7 +11,7 @@ struct Misbehaving;
 
 impl RawLoss for Misbehaving {
     fn compute(settings: &str, outputs: &[View], batch: &[View]) -> Result<Output, Error> {
-        let Config { mode, after_calls } = config(settings)?;
+        let Config { mode, after_calls, .. } = config(settings)?;
         let logits = find(outputs, "logits")?.floats()?;
         let labels = find(batch, "y")?.integers()?;
         let mut output = cross_entropy(&logits, &labels)?;
