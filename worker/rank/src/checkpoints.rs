@@ -3,13 +3,15 @@
 use std::thread::{self, JoinHandle};
 
 use camino::Utf8PathBuf;
-use lockstep_api::{FailureCode, RankMessage};
-use lockstep_checkpoint::{CheckpointError, Meta, State};
+use lockstep_api::{FailureCode, Phase, RankMessage};
+use lockstep_checkpoint::{CheckpointError, FORMAT_VERSION, Meta, State, curve_settings};
 use lockstep_tensor::{Layout, OptimizerState};
 use std::sync::Arc;
 
 use crate::failure::Failure;
 use crate::link::AgentLink;
+use crate::report::signed;
+use crate::train::Trainer;
 
 /// Writes one checkpoint at a time.
 #[derive(Debug)]
@@ -73,6 +75,44 @@ impl Checkpoints {
                 "the thread that writes checkpoints panicked",
             )),
         }
+    }
+}
+
+impl Trainer {
+    pub(crate) fn is_checkpoint_due(&self) -> bool {
+        let done = self.ready.next_step;
+        let every = self.spec.checkpoint.every_steps;
+        done == self.ready.schedule.steps_total()
+            || every.is_some_and(|every| done.is_multiple_of(every))
+    }
+
+    /// Begins a checkpoint of the state between two steps.
+    pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
+        if !self.is_reporter() {
+            return Ok(());
+        }
+        self.position.enter(Phase::Checkpoint);
+        let step = self.ready.next_step;
+        let place = self.ready.schedule.place(step);
+        let meta = Meta {
+            version: FORMAT_VERSION,
+            step: signed(step),
+            data_epoch: place.data_epoch.cast_signed(),
+            next_position: place.first_position.cast_signed(),
+            samples_per_epoch: self.ready.schedule.samples().cast_signed(),
+            optimizer_step: self.ready.optimizer_state.step,
+            loss_scale: self.ready.loss_scale.as_ref().map(|scale| scale.state()),
+            settings: curve_settings(&self.spec),
+        };
+        self.checkpoints.begin(Snapshot {
+            layout: self.ready.engine.model.layout().clone(),
+            weights: self.ready.engine.weights.clone(),
+            buffer_layout: self.ready.engine.model.buffers().clone(),
+            buffers: self.ready.engine.buffers.clone(),
+            average: self.ready.average.as_ref().map(|(_, average)| average.clone()),
+            optimizer: self.ready.optimizer_state.clone(),
+            meta,
+        })
     }
 }
 

@@ -14,7 +14,8 @@ use crate::grain::{Engine, meta};
 use crate::loss::MAX_METRICS;
 use crate::measure::{self, BadLabel};
 use crate::order::sample_seed;
-use crate::train::{Trainer, finite, signed};
+use crate::report::{finite, signed};
+use crate::train::Trainer;
 
 /// Loss and weight, then (sum, weight) of each of the engine's measures, then of each of the guest's metrics.
 const COLUMNS: usize = GUEST + 2 * MAX_METRICS;

@@ -2,6 +2,8 @@
 
 mod train;
 
+mod left_out;
+mod report;
 mod setup;
 mod start;
 mod statistics;

@@ -11,11 +11,10 @@ use lockstep_sandbox::{
 use lockstep_tensor::{Meta, OpError, Replay, Tape, Value};
 
 use crate::grain::meta;
+use crate::report::ENGINE_METRICS;
 
 /// Named metrics of a loss. Every bucket header has room for so many.
 pub(crate) const MAX_METRICS: usize = 32;
-/// `train/loss` and `eval/loss` are the loss itself.
-const RESERVED_METRIC: &str = "loss";
 /// Sets of shapes whose graphs are kept. A job has two or three: full grains, the last of an epoch, evaluation.
 const MAX_KEPT_GRAPHS: usize = 64;
 
@@ -173,8 +172,8 @@ impl Loss {
         };
         match &self.metrics {
             Some(expected) if *expected == names => {}
-            None if names.iter().any(|name| name == RESERVED_METRIC) => {
-                let expected = format!("none named {RESERVED_METRIC:?}: that is the loss itself");
+            None if names.iter().any(|name| ENGINE_METRICS.contains(&name.as_str())) => {
+                let expected = format!("none of {ENGINE_METRICS:?}: those are the engine's own");
                 return Err(LossError::Metrics { found: names, expected });
             }
             Some(expected) => {

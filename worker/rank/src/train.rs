@@ -1,24 +1,20 @@
 //! The loop: load → forward → backward → reduce → step → report → evaluate → checkpoint.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use lockstep_api::{
-    FailureCode, JobSpec, LogLevel, LogSource, NamedValue, Phase, Rank, RankConfig, RankMessage,
-    Step, StepReport,
-};
-use lockstep_checkpoint::{FORMAT_VERSION, Meta, curve_settings};
+use lockstep_api::{FailureCode, JobSpec, Phase, Rank, RankConfig};
 use lockstep_ddp::{GrainSums, StepOutcome, Votes};
 use lockstep_models::Mode;
 use lockstep_sandbox::Batch;
-use lockstep_tensor::{StepDecision, StepFactors};
-use serde_json::json;
+use lockstep_tensor::StepFactors;
 
-use crate::checkpoints::{Checkpoints, Snapshot};
+use crate::checkpoints::Checkpoints;
 use crate::failure::{Failure, GuestCall};
 use crate::link::AgentLink;
 use crate::loss::MAX_METRICS;
 use crate::order::{Permutation, sample_seed};
 use crate::position::Position;
+use crate::report::{non_finite, signed};
 use crate::schedule::Place;
 use crate::setup::Ready;
 use crate::statistics::Statistics;
@@ -32,14 +28,11 @@ pub(crate) struct Trainer {
     pub(crate) link: AgentLink,
     pub(crate) position: Position,
     pub(crate) ready: Ready,
-    checkpoints: Checkpoints,
+    pub(crate) checkpoints: Checkpoints,
     pub(crate) statistics: Statistics,
     /// Steps left out since the last good one.
-    skipped_in_row: u32,
+    pub(crate) skipped_in_row: u32,
 }
-
-/// A loss whose gradient is not finite at any scale is a mistake, not a matter of the scale.
-const MAX_SKIPPED_STEPS: u32 = 64;
 
 impl Trainer {
     /// Ready for the first step.
@@ -77,8 +70,8 @@ impl Trainer {
             let began = Instant::now();
             self.position.begin_step(signed(step));
             let outcome = self.reduce_grains(step, place)?;
-            self.update_weights(step, &outcome)?;
-            self.report(step, place, &outcome, began.elapsed());
+            let grad_norm = self.update_weights(step, &outcome)?;
+            self.report(step, place, &outcome, (grad_norm, began.elapsed()));
             self.ready.next_step += 1;
             let is_due = self.is_evaluation_due(step);
             if outcome.stop || is_due || self.is_checkpoint_due() {
@@ -101,16 +94,6 @@ impl Trainer {
     /// Leaves the group without disturbing the others.
     pub(crate) fn close(self) {
         self.ready.reducer.close();
-    }
-
-    fn announce(&self) {
-        if self.is_reporter() {
-            self.link.send(RankMessage::Formed {
-                step: signed(self.ready.next_step),
-                samples_per_epoch: self.ready.schedule.samples().cast_signed(),
-                steps_total: signed(self.ready.schedule.steps_total()),
-            });
-        }
     }
 
     /// This rank's grains of the step, one after another, and the sum over all ranks.
@@ -175,11 +158,12 @@ impl Trainer {
         Ok(())
     }
 
-    fn update_weights(&mut self, step: u64, outcome: &StepOutcome) -> Result<(), Failure> {
+    /// Says how long the gradient was, if it had to be measured.
+    fn update_weights(&mut self, step: u64, outcome: &StepOutcome) -> Result<Option<f64>, Failure> {
         self.position.enter(Phase::Optimizer);
         let scale = self.ready.loss_scale.as_ref().map_or(1.0, |scale| scale.scale());
         if self.is_left_out(step, outcome) {
-            return Ok(());
+            return Ok(None);
         }
         let Ready { update, learning_rate, average, optimizer_state, reducer, engine, .. } =
             &mut self.ready;
@@ -203,41 +187,14 @@ impl Trainer {
             lr_factor: learning_rate.factor(step),
             grad_scale: 1.0 / (outcome.weight * scale),
         };
-        update
+        let taken = update
             .step(&mut engine.weights, gradients, factors, optimizer_state)
             .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
         if let Some((ema, average)) = average {
             ema.update(average, &engine.weights, optimizer_state.step - 1)
                 .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
         }
-        Ok(())
-    }
-
-    /// Takes the step's outcome into the scale of the loss, if there is one. Says whether the step is left out because
-    /// the scale was too high: not if it never gets better.
-    fn is_left_out(&mut self, step: u64, outcome: &StepOutcome) -> bool {
-        let Some(loss_scale) = &mut self.ready.loss_scale else { return false };
-        if !outcome.loss_sum.is_finite() {
-            return false;
-        }
-        let scale = loss_scale.scale();
-        let decision = loss_scale.update(outcome.non_finite);
-        let next = loss_scale.scale();
-        if decision == StepDecision::Take {
-            self.skipped_in_row = 0;
-            return false;
-        }
-        self.skipped_in_row += 1;
-        if MAX_SKIPPED_STEPS < self.skipped_in_row {
-            return false;
-        }
-        if self.is_reporter() {
-            let text = format!(
-                "step {step} is left out: a gradient is not finite with the loss scaled by {scale}, now by {next}"
-            );
-            self.link.log(LogSource::Rank, LogLevel::Info, &text);
-        }
-        true
+        Ok(taken.grad_norm)
     }
 
     /// After the passes over the data that the job names, and at the end.
@@ -249,62 +206,6 @@ impl Trainer {
         schedule.ends_epoch(step) && (is_due || is_last)
     }
 
-    fn report(&self, step: u64, place: Place, outcome: &StepOutcome, took: Duration) {
-        if self.is_reporter() {
-            self.link.send(RankMessage::Step(StepReport {
-                ledger: place.ledger_entry(signed(step)),
-                loss: finite(outcome.loss_sum / outcome.weight),
-                metrics: self.named("train", &outcome.metrics),
-                duration_us: i64::try_from(took.as_micros()).unwrap_or(i64::MAX),
-            }));
-        }
-    }
-
-    /// The means of the loss's metrics under `prefix/`.
-    pub(crate) fn named(&self, prefix: &str, sums: &[(f64, f64)]) -> Vec<NamedValue> {
-        let names = self.ready.engine.loss.metric_names();
-        let named = names.iter().zip(sums).map(|(name, (sum, weight))| NamedValue {
-            name: format!("{prefix}/{name}"),
-            value: finite(sum / weight),
-        });
-        named.collect()
-    }
-
-    fn is_checkpoint_due(&self) -> bool {
-        let done = self.ready.next_step;
-        let every = self.spec.checkpoint.every_steps;
-        done == self.ready.schedule.steps_total()
-            || every.is_some_and(|every| done.is_multiple_of(every))
-    }
-
-    fn checkpoint(&mut self) -> Result<(), Failure> {
-        if !self.is_reporter() {
-            return Ok(());
-        }
-        self.position.enter(Phase::Checkpoint);
-        let step = self.ready.next_step;
-        let place = self.ready.schedule.place(step);
-        let meta = Meta {
-            version: FORMAT_VERSION,
-            step: signed(step),
-            data_epoch: place.data_epoch.cast_signed(),
-            next_position: place.first_position.cast_signed(),
-            samples_per_epoch: self.ready.schedule.samples().cast_signed(),
-            optimizer_step: self.ready.optimizer_state.step,
-            loss_scale: self.ready.loss_scale.as_ref().map(|scale| scale.state()),
-            settings: curve_settings(&self.spec),
-        };
-        self.checkpoints.begin(Snapshot {
-            layout: self.ready.engine.model.layout().clone(),
-            weights: self.ready.engine.weights.clone(),
-            buffer_layout: self.ready.engine.model.buffers().clone(),
-            buffers: self.ready.engine.buffers.clone(),
-            average: self.ready.average.as_ref().map(|(_, average)| average.clone()),
-            optimizer: self.ready.optimizer_state.clone(),
-            meta,
-        })
-    }
-
     /// Rank 0 speaks for all: what it reports is the same on every rank.
     pub(crate) fn is_reporter(&self) -> bool {
         self.rank == Rank(0)
@@ -313,35 +214,4 @@ impl Trainer {
     pub(crate) fn call<'a>(&self, guest: &'static str, samples: &'a [u64]) -> GuestCall<'a> {
         GuestCall { guest, rank: self.rank, samples }
     }
-}
-
-/// The same words on every rank, whichever is heard first: all of it is known to all.
-fn non_finite(step: u64, outcome: &StepOutcome, parameter: Option<&str>) -> Failure {
-    let ranks = &outcome.non_finite_ranks;
-    let what = match (outcome.loss_sum.is_finite(), parameter) {
-        (true, Some(parameter)) => format!("the gradient of `{parameter}` is not finite"),
-        (true, None) => "a gradient is not finite".to_owned(),
-        (false, _) => format!("the loss is {}", outcome.loss_sum),
-    };
-    let whose = match ranks.as_slice() {
-        [] => String::new(),
-        [rank] => format!(" on rank {rank}"),
-        ranks => format!(" on ranks {ranks:?}"),
-    };
-    let message = format!("step {step}: {what}{whose}");
-    let evidence = json!({ "ranks": ranks, "parameter": parameter, "step": step });
-    let failure = Failure::new(FailureCode::NonFinite, message).with_evidence(evidence);
-    match ranks.first().map(|rank| i32::try_from(*rank)) {
-        Some(Ok(rank)) => failure.of_rank(Rank(rank)),
-        Some(Err(_)) | None => failure,
-    }
-}
-
-/// JSON has no NaN.
-pub(crate) fn finite(value: f64) -> Option<f64> {
-    Some(value).filter(|value| value.is_finite())
-}
-
-pub(crate) fn signed(step: u64) -> Step {
-    Step(step.cast_signed())
 }

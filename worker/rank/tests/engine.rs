@@ -71,6 +71,17 @@ fn steps_that_a_scale_spoils_are_left_out_and_told() {
     assert!(told[0].starts_with("step 0 is left out"), "{told:?}");
     // Twenty-four steps: some were left out, most were taken.
     assert!((2..12).contains(&told.len()), "{told:?}");
+    let metrics = |step: usize| -> Vec<(&str, f64)> {
+        let metrics = outcome.steps()[step].metrics.iter();
+        metrics.map(|metric| (metric.name.as_str(), metric.value.unwrap())).collect()
+    };
+    let names = |step| metrics(step).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    assert_eq!(names(0), ["train/accuracy", "train/lr", "train/loss_scale"]);
+    assert_eq!(names(4), ["train/accuracy", "train/lr", "train/grad_norm", "train/loss_scale"]);
+    // Half way through four steps of warm-up; the schedule goes by steps, left out or not.
+    assert_eq!(metrics(2)[1], ("train/lr", 0.5e-2));
+    let norm = metrics(4)[2].1;
+    assert!((1e-3..1e3).contains(&norm), "{norm}");
     let losses = outcome.losses();
     assert!(losses[23] < 0.9 * losses[0], "{losses:?}");
 }
