@@ -40,12 +40,13 @@ const TESTS: &str = "worker/sandbox/tests/guests";
 const GUESTS: &[Guest] = &[
     Guest::new(DIGITS, "loader", "digits-loader", &[]),
     Guest::new(DIGITS, "loss", "cross-entropy", &[]),
-    // Its loss is that of the digits.
     Guest::new(FASHION, "loader", "fashion-loader", &[]),
+    Guest::new(FASHION, "loss", "fashion-loss", &[]),
     Guest::new(TEXT, "loader", "text-loader", &[]),
     Guest::new(TEXT, "loss", "language-model", &[]),
     Guest::new(TESTS, "loader", "misbehaving-loader", &["misbehave"]),
     Guest::new(TESTS, "loss", "misbehaving-loss", &["misbehave"]),
+    Guest::new(TESTS, "operations", "operations", &[]),
     Guest::new(TESTS, "raw-loss", "misbehaving-raw-loss", &["misbehave"]),
 ];
 

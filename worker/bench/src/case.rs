@@ -174,6 +174,7 @@ impl Training {
         let rows = Op::Reshape(Dims::from_iter([answers, classes]));
         let logits = tape.apply(rows, &[logits], weights)?;
         let labels = tape.index(&[answers], &self.labels)?;
+        // One operation, as in the losses of the fashion and text examples.
         let rule = CrossEntropy { label_smoothing: 0.0, ignore_index: None };
         let losses = tape.apply(Op::CrossEntropy(rule), &[logits, labels], weights)?;
         let loss = tape.apply(Op::Mean, &[losses], weights)?;

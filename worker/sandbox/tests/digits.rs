@@ -1,4 +1,4 @@
-//! The example's guests, end to end: samples as in the file, the loss as in the formula.
+//! The example's guests, end to end: samples as in the file, the loss as in the formula, spelt out or not.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -106,9 +106,14 @@ fn what_is_wrong_is_said_with_its_kind() {
     assert!(loader.load(&[0], &[0], false).is_ok(), "an error of its own does not end a guest");
 }
 
-fn build(samples: usize, config: &str) -> Result<BuiltLoss, GuestError> {
+/// Folder and component.
+const SPELT_OUT: [&str; 2] = [EXAMPLE, "cross-entropy.wasm"];
+/// The same as one operation.
+const FUSED: [&str; 2] = ["examples/fashion", "fashion-loss.wasm"];
+
+fn build([folder, name]: [&str; 2], samples: usize, config: &str) -> Result<BuiltLoss, GuestError> {
     let sandbox = Sandbox::new(None).unwrap();
-    let component = guest(&sandbox, EXAMPLE, "cross-entropy.wasm");
+    let component = guest(&sandbox, folder, name);
     let outputs = [("logits".to_owned(), Meta::f32([samples, CLASSES]))];
     let batch =
         [("x".to_owned(), Meta::f32([samples, PIXELS])), ("y".to_owned(), Meta::i64([samples]))];
@@ -158,8 +163,8 @@ fn the_recorded_loss_is_the_formula_and_its_gradient_a_finite_difference() {
     let labels = [3, 0, 9];
     let mut logits: Vec<f64> = (0..30).map(|i| f64::from(i * 37 % 23) / 7.0 - 1.5).collect();
     logits[3] = 5.0;
-    for smoothing in [0.0, 0.1] {
-        let loss = build(3, &format!("{{\"label_smoothing\": {smoothing}}}")).unwrap();
+    for (component, smoothing) in [(SPELT_OUT, 0.0), (SPELT_OUT, 0.1), (FUSED, 0.0), (FUSED, 0.1)] {
+        let loss = build(component, 3, &format!("{{\"label_smoothing\": {smoothing}}}")).unwrap();
         assert_eq!(loss.metrics, ["accuracy"]);
         let ([sum, weight, right, count], gradient) = replay(&loss, &logits, &labels);
         let expected = formula(&logits, &labels, smoothing);
@@ -180,8 +185,10 @@ fn the_recorded_loss_is_the_formula_and_its_gradient_a_finite_difference() {
 
 #[test]
 fn a_loss_says_what_it_misses() {
-    let error = build(3, r#"{"label_smoothing": 1.0}"#).unwrap_err();
+    let error = build(SPELT_OUT, 3, r#"{"label_smoothing": 1.0}"#).unwrap_err();
     assert!(error.to_string().contains("label_smoothing is 1, expected 0 to below 1"), "{error}");
+    let error = build(FUSED, 3, r#"{"label_smoothing": 1.5}"#).unwrap_err();
+    assert!(error.to_string().contains("label_smoothing must be in 0..=1"), "{error}");
     let sandbox = Sandbox::new(None).unwrap();
     let component = guest(&sandbox, EXAMPLE, "cross-entropy.wasm");
     let outputs = [("logits".to_owned(), Meta::f32([3, CLASSES]))];

@@ -1,4 +1,5 @@
-//! Softmax cross entropy of `logits` [n, classes] and the labels `y` [n], and accuracy.
+//! Softmax cross entropy of `logits` [n, classes] and the labels `y` [n], and accuracy. Spelt out, to show how an
+//! expression is made; `examples/fashion/loss` has the same in one operation.
 
 use lockstep_guest::{Built, Error, Loss, Tensor, Tensors, config, export_loss};
 

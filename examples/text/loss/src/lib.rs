@@ -23,9 +23,9 @@ impl Loss for LanguageModel {
             return Err(Error::data(message));
         }
         let count = samples * length;
-        let log_p = logits.reshape(&[count, vocabulary]).log_softmax();
-        let of_tokens = log_p.gather(&tokens.reshape(&[count])).sum();
-        Ok(Built::new(of_tokens.neg(), Tensor::number(count as f32)))
+        let (logits, tokens) = (logits.reshape(&[count, vocabulary]), tokens.reshape(&[count]));
+        let losses = logits.cross_entropy(&tokens, 0.0, None);
+        Ok(Built::new(losses.sum(), Tensor::number(count as f32)))
     }
 }
 

@@ -10,9 +10,8 @@
 //! impl Loss for SquaredError {
 //!     fn build(_config: &str, outputs: &Tensors, batch: &Tensors) -> Result<Built, Error> {
 //!         let (prediction, target) = (outputs.get("logits")?, batch.get("y")?);
-//!         let distance = prediction - target;
 //!         let samples = Tensor::number(target.rows() as f32);
-//!         Ok(Built::new((&distance * &distance).sum(), samples))
+//!         Ok(Built::new(prediction.mse_loss(target).sum(), samples))
 //!     }
 //! }
 //!

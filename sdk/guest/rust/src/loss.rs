@@ -71,6 +71,14 @@ impl Tensor {
         graph::constant(shape, data)
     }
 
+    /// The last two axes, exchanged: [..,m,n] -> [..,n,m].
+    pub fn transpose(&self) -> Self {
+        // With fewer axes the host refuses to exchange them, by name.
+        let rank = (self.shape().len() as u32).max(2);
+        let last = [rank - 1, rank - 2];
+        self.permute(&(0..rank - 2).chain(last).collect::<Vec<_>>())
+    }
+
     /// Length of the first axis; 1 for a scalar.
     pub fn rows(&self) -> u32 {
         self.shape().first().copied().unwrap_or(1)

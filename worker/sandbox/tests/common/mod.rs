@@ -1,6 +1,8 @@
 //! What the tests of guests share.
 #![expect(dead_code, reason = "each test uses some of it")]
 
+pub(crate) mod operations;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::unary::ElementWise;
+use super::unary::{ElementWise, finite};
 use crate::real::Real;
 
 #[derive(Debug, Clone, Copy)]
@@ -17,6 +17,10 @@ impl ElementWise for AddScalar {
     #[inline(always)]
     fn chain<T: Real>(&self, grad: T, _x: T, _y: T) -> T {
         grad
+    }
+
+    fn broken_rule(&self) -> Option<&'static str> {
+        finite(self.0, "the term must be finite")
     }
 }
 
@@ -124,6 +128,10 @@ impl ElementWise for Pow {
             return T::ZERO;
         }
         grad * (T::from_f64(self.0) * power(x, self.0 - 1.0))
+    }
+
+    fn broken_rule(&self) -> Option<&'static str> {
+        finite(self.0, "the exponent must be finite")
     }
 }
 

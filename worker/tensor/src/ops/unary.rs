@@ -24,6 +24,11 @@ pub(super) trait ElementWise: Sync {
     }
 }
 
+/// The rule for a number that is fixed when an operation is recorded.
+pub(super) fn finite(number: f64, rule: &'static str) -> Option<&'static str> {
+    (!number.is_finite()).then_some(rule)
+}
+
 impl<E: ElementWise> Operation for E {
     fn arity(&self) -> RangeInclusive<usize> {
         1..=1
@@ -94,6 +99,10 @@ impl ElementWise for Scale {
     #[inline(always)]
     fn chain<T: Real>(&self, grad: T, _x: T, _y: T) -> T {
         grad * T::from_f64(self.0)
+    }
+
+    fn broken_rule(&self) -> Option<&'static str> {
+        finite(self.0, "the factor must be finite")
     }
 }
 

@@ -81,7 +81,9 @@ impl Check {
     fn number(&mut self, field: &str, value: f64, low: f64, high: f64) {
         self.that((low..=high).contains(&value), field, || {
             let low = match low {
-                ABOVE_ZERO if 0.0 < value && value < low => format!("{ABOVE_ZERO:.2e} (the least f32)"),
+                ABOVE_ZERO if 0.0 < value && value < low => {
+                    format!("{ABOVE_ZERO:.2e} (the least f32)")
+                }
                 ABOVE_ZERO => "above 0".to_owned(),
                 low => low.to_string(),
             };

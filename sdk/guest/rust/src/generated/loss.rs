@@ -12,7 +12,11 @@ use crate::generated::loader::lockstep::guest::types as __with_name1;
 pub mod lockstep {
     pub mod guest {
         /// Expressions over tensors. A handle is a node of the recorded expression; the numbers stay with the engine,
-        /// which also differentiates. Shapes and dtypes are checked at once; a mistake traps, naming the operation and the shapes.
+        /// which also differentiates. Shapes, dtypes and settings are checked at once; a mistake traps, naming the operation,
+        /// the shapes and the rule. Axes count from 0, the outermost; a tensor that is made here has at most 8.
+        ///
+        /// "Floats" are f32, "integers" s64, which loaders' integers become. Unless it says otherwise, an operation takes
+        /// floats, gives floats of `self`'s shape, and has a gradient.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod graph {
             #[used]
@@ -145,6 +149,7 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
+                /// Broadcasting, as `add`.
                 #[allow(async_fn_in_trait)]
                 pub fn sub(&self, other: &Tensor) -> Tensor {
                     unsafe {
@@ -168,6 +173,7 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
+                /// Broadcasting, as `add`.
                 #[allow(async_fn_in_trait)]
                 pub fn mul(&self, other: &Tensor) -> Tensor {
                     unsafe {
@@ -191,6 +197,7 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
+                /// Broadcasting, as `add`.
                 #[allow(async_fn_in_trait)]
                 pub fn div(&self, other: &Tensor) -> Tensor {
                     unsafe {
@@ -234,7 +241,7 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
-                /// Times a fixed number.
+                /// Times a fixed number, which is finite.
                 #[allow(async_fn_in_trait)]
                 pub fn scale(&self, factor: f64) -> Tensor {
                     unsafe {
@@ -251,6 +258,30 @@ pub mod lockstep {
                         let ret = wit_import0(
                             (self).handle() as i32,
                             _rt::as_f64(&factor),
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// Plus a fixed number, which is finite.
+                #[allow(async_fn_in_trait)]
+                pub fn add_scalar(&self, term: f64) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.add-scalar"]
+                            fn wit_import0(_: i32, _: f64) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32, _: f64) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0(
+                            (self).handle() as i32,
+                            _rt::as_f64(&term),
                         );
                         Tensor::from_handle(ret as u32)
                     }
@@ -278,6 +309,7 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
+                /// Natural logarithm.
                 #[allow(async_fn_in_trait)]
                 pub fn log(&self) -> Tensor {
                     unsafe {
@@ -298,6 +330,98 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
+                /// Square root. Its derivative at 0 is infinite.
+                #[allow(async_fn_in_trait)]
+                pub fn sqrt(&self) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.sqrt"]
+                            fn wit_import0(_: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0((self).handle() as i32);
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// |x|; its derivative at 0 is 0.
+                #[allow(async_fn_in_trait)]
+                pub fn abs(&self) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.abs"]
+                            fn wit_import0(_: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0((self).handle() as i32);
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// To a fixed power, which is finite. NaN where x < 0 and the power is no integer.
+                #[allow(async_fn_in_trait)]
+                pub fn pow(&self, exponent: f64) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.pow"]
+                            fn wit_import0(_: i32, _: f64) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32, _: f64) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0(
+                            (self).handle() as i32,
+                            _rt::as_f64(&exponent),
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// Within bounds, `min` at most `max`; infinite is none. The derivative is 1 from bound to bound, 0 outside.
+                #[allow(async_fn_in_trait)]
+                pub fn clamp(&self, min: f64, max: f64) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.clamp"]
+                            fn wit_import0(_: i32, _: f64, _: f64) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32, _: f64, _: f64) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0(
+                            (self).handle() as i32,
+                            _rt::as_f64(&min),
+                            _rt::as_f64(&max),
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// max(x, 0); its derivative at 0 is 0.
                 #[allow(async_fn_in_trait)]
                 pub fn relu(&self) -> Tensor {
                     unsafe {
@@ -318,7 +442,132 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
-                /// Over the last axis.
+                /// 1 / (1 + e^-x).
+                #[allow(async_fn_in_trait)]
+                pub fn sigmoid(&self) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.sigmoid"]
+                            fn wit_import0(_: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0((self).handle() as i32);
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                #[allow(async_fn_in_trait)]
+                pub fn tanh(&self) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.tanh"]
+                            fn wit_import0(_: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0((self).handle() as i32);
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// x Φ(x), Φ being the normal distribution's function.
+                #[allow(async_fn_in_trait)]
+                pub fn gelu(&self) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.gelu"]
+                            fn wit_import0(_: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0((self).handle() as i32);
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// The approximation of `gelu` by tanh.
+                #[allow(async_fn_in_trait)]
+                pub fn gelu_tanh(&self) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.gelu-tanh"]
+                            fn wit_import0(_: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0((self).handle() as i32);
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// x sigmoid(x).
+                #[allow(async_fn_in_trait)]
+                pub fn silu(&self) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.silu"]
+                            fn wit_import0(_: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0((self).handle() as i32);
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// e^x divided by the sum of these, over the last axis.
+                #[allow(async_fn_in_trait)]
+                pub fn softmax(&self) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.softmax"]
+                            fn wit_import0(_: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0((self).handle() as i32);
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// Logarithm of `softmax`, over the last axis.
                 #[allow(async_fn_in_trait)]
                 pub fn log_softmax(&self) -> Tensor {
                     unsafe {
@@ -339,14 +588,64 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
-                /// x[n,c], index[n] (integers) -> [n]: out[i] = x[i, index[i]].
+                /// x[n,c], labels[n] (integers, 0 to c - 1) -> [n]: -ln softmax(x)[i, labels[i]]. With smoothing s (0 to 1) that
+                /// times 1 - s, plus s times the mean of -ln softmax(x)[i] over the classes. 0, without a gradient, where the label
+                /// is `ignore-index`, which may be any number: leave these rows out of the weight.
                 #[allow(async_fn_in_trait)]
-                pub fn gather(&self, index: &Tensor) -> Tensor {
+                pub fn cross_entropy(
+                    &self,
+                    labels: &Tensor,
+                    label_smoothing: f64,
+                    ignore_index: ::core::option::Option<i64>,
+                ) -> Tensor {
+                    unsafe {
+                        let (result0_0, result0_1) = match ignore_index {
+                            Some(e) => (1i32, _rt::as_i64(e)),
+                            None => (0i32, 0i64),
+                        };
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.cross-entropy"]
+                            fn wit_import1(
+                                _: i32,
+                                _: i32,
+                                _: f64,
+                                _: i32,
+                                _: i64,
+                            ) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import1(
+                            _: i32,
+                            _: i32,
+                            _: f64,
+                            _: i32,
+                            _: i64,
+                        ) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import1(
+                            (self).handle() as i32,
+                            (labels).handle() as i32,
+                            _rt::as_f64(&label_smoothing),
+                            result0_0,
+                            result0_1,
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// (x - target)^2, of one shape. Both have a gradient.
+                #[allow(async_fn_in_trait)]
+                pub fn mse_loss(&self, target: &Tensor) -> Tensor {
                     unsafe {
                         #[cfg(target_arch = "wasm32")]
                         #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
                         unsafe extern "C" {
-                            #[link_name = "[method]tensor.gather"]
+                            #[link_name = "[method]tensor.mse-loss"]
                             fn wit_import0(_: i32, _: i32) -> i32;
                         }
                         #[cfg(not(target_arch = "wasm32"))]
@@ -355,7 +654,56 @@ pub mod lockstep {
                         }
                         let ret = wit_import0(
                             (self).handle() as i32,
-                            (index).handle() as i32,
+                            (target).handle() as i32,
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// -t ln σ(x) - (1 - t) ln(1 - σ(x)), σ being `sigmoid` and t the target, of one shape. Both have a gradient.
+                #[allow(async_fn_in_trait)]
+                pub fn bce_with_logits(&self, target: &Tensor) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.bce-with-logits"]
+                            fn wit_import0(_: i32, _: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32, _: i32) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0(
+                            (self).handle() as i32,
+                            (target).handle() as i32,
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// t (ln t - x), t being the target, of one shape, and x the logarithm of a probability; 0 where t is 0. Both have
+                /// a gradient.
+                #[allow(async_fn_in_trait)]
+                pub fn kl_div(&self, target: &Tensor) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.kl-div"]
+                            fn wit_import0(_: i32, _: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32, _: i32) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0(
+                            (self).handle() as i32,
+                            (target).handle() as i32,
                         );
                         Tensor::from_handle(ret as u32)
                     }
@@ -384,7 +732,7 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
-                /// Of all elements -> [].
+                /// Of all elements, of which there is one -> [].
                 #[allow(async_fn_in_trait)]
                 pub fn mean(&self) -> Tensor {
                     unsafe {
@@ -405,7 +753,118 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
-                /// Over the last axis -> integers. No gradient.
+                /// Along axes, named once each, at least one; they go, or keep length 1. x[a,b,c] along 1 -> [a,c] or [a,1,c].
+                #[allow(async_fn_in_trait)]
+                pub fn sum_axes(&self, axes: &[u32], keep: bool) -> Tensor {
+                    unsafe {
+                        let vec0 = axes;
+                        let ptr0 = vec0.as_ptr().cast::<u8>();
+                        let len0 = vec0.len();
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.sum-axes"]
+                            fn wit_import1(_: i32, _: *mut u8, _: usize, _: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import1(
+                            _: i32,
+                            _: *mut u8,
+                            _: usize,
+                            _: i32,
+                        ) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import1(
+                            (self).handle() as i32,
+                            ptr0.cast_mut(),
+                            len0,
+                            match &keep {
+                                true => 1,
+                                false => 0,
+                            },
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// The same of the mean; the axes have an element.
+                #[allow(async_fn_in_trait)]
+                pub fn mean_axes(&self, axes: &[u32], keep: bool) -> Tensor {
+                    unsafe {
+                        let vec0 = axes;
+                        let ptr0 = vec0.as_ptr().cast::<u8>();
+                        let len0 = vec0.len();
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.mean-axes"]
+                            fn wit_import1(_: i32, _: *mut u8, _: usize, _: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import1(
+                            _: i32,
+                            _: *mut u8,
+                            _: usize,
+                            _: i32,
+                        ) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import1(
+                            (self).handle() as i32,
+                            ptr0.cast_mut(),
+                            len0,
+                            match &keep {
+                                true => 1,
+                                false => 0,
+                            },
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// The same of the greatest element; NaN is greatest. The gradient goes to the first of equals.
+                #[allow(async_fn_in_trait)]
+                pub fn max_axes(&self, axes: &[u32], keep: bool) -> Tensor {
+                    unsafe {
+                        let vec0 = axes;
+                        let ptr0 = vec0.as_ptr().cast::<u8>();
+                        let len0 = vec0.len();
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.max-axes"]
+                            fn wit_import1(_: i32, _: *mut u8, _: usize, _: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import1(
+                            _: i32,
+                            _: *mut u8,
+                            _: usize,
+                            _: i32,
+                        ) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import1(
+                            (self).handle() as i32,
+                            ptr0.cast_mut(),
+                            len0,
+                            match &keep {
+                                true => 1,
+                                false => 0,
+                            },
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// Over the last axis -> integers, without that axis. No gradient.
                 #[allow(async_fn_in_trait)]
                 pub fn argmax(&self) -> Tensor {
                     unsafe {
@@ -426,7 +885,119 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
-                /// 1 where equal, otherwise 0, of one shape and kind. No gradient.
+                /// x[n,c], index[n] (integers, 0 to c - 1) -> [n]: out[i] = x[i, index[i]].
+                #[allow(async_fn_in_trait)]
+                pub fn gather(&self, index: &Tensor) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.gather"]
+                            fn wit_import0(_: i32, _: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32, _: i32) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0(
+                            (self).handle() as i32,
+                            (index).handle() as i32,
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// index (integers) of as many axes, along the others at most as long -> its shape. Along axis 1:
+                /// out[i,j] = x[i, index[i,j]].
+                #[allow(async_fn_in_trait)]
+                pub fn gather_axis(&self, index: &Tensor, axis: u32) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.gather-axis"]
+                            fn wit_import0(_: i32, _: i32, _: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32, _: i32, _: i32) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0(
+                            (self).handle() as i32,
+                            (index).handle() as i32,
+                            _rt::as_i32(&axis),
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// index (integers) of x's shape -> that shape with length `len` along the axis: zeros, to which all x are added.
+                /// Along axis 1: out[i, index[i,j]] += x[i,j].
+                #[allow(async_fn_in_trait)]
+                pub fn scatter_add(
+                    &self,
+                    index: &Tensor,
+                    axis: u32,
+                    len: u32,
+                ) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.scatter-add"]
+                            fn wit_import0(_: i32, _: i32, _: i32, _: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(
+                            _: i32,
+                            _: i32,
+                            _: i32,
+                            _: i32,
+                        ) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0(
+                            (self).handle() as i32,
+                            (index).handle() as i32,
+                            _rt::as_i32(&axis),
+                            _rt::as_i32(&len),
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// Condition (integers), a, b, of one shape: a where the condition is not 0, b where it is.
+                #[allow(async_fn_in_trait)]
+                pub fn where_(&self, a: &Tensor, b: &Tensor) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.where"]
+                            fn wit_import0(_: i32, _: i32, _: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(_: i32, _: i32, _: i32) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0(
+                            (self).handle() as i32,
+                            (a).handle() as i32,
+                            (b).handle() as i32,
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// 1 where equal, otherwise 0, of one shape and kind, floats or integers -> floats. No gradient.
                 #[allow(async_fn_in_trait)]
                 pub fn equal(&self, other: &Tensor) -> Tensor {
                     unsafe {
@@ -471,7 +1042,7 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
-                /// The same numbers; no gradient flows through.
+                /// The same numbers, floats or integers; no gradient flows through.
                 #[allow(async_fn_in_trait)]
                 pub fn detach(&self) -> Tensor {
                     unsafe {
@@ -492,7 +1063,7 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
-                /// [m,k] x [k,n] -> [m,n].
+                /// x[..,m,k], other [..,k,n] with the same axes in front, or [k,n] -> [..,m,n].
                 #[allow(async_fn_in_trait)]
                 pub fn matmul(&self, other: &Tensor) -> Tensor {
                     unsafe {
@@ -516,7 +1087,7 @@ pub mod lockstep {
             }
             impl Tensor {
                 #[allow(unused_unsafe, clippy::all)]
-                /// The same elements in another shape.
+                /// The same elements, floats or integers, in another shape.
                 #[allow(async_fn_in_trait)]
                 pub fn reshape(&self, shape: &[u32]) -> Tensor {
                     unsafe {
@@ -542,6 +1113,111 @@ pub mod lockstep {
                             ptr0.cast_mut(),
                             len0,
                         );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// Floats or integers; axis i of the result is `axes[i]` of x, each named once. x[a,b,c] by [2,0,1] -> [c,a,b].
+                #[allow(async_fn_in_trait)]
+                pub fn permute(&self, axes: &[u32]) -> Tensor {
+                    unsafe {
+                        let vec0 = axes;
+                        let ptr0 = vec0.as_ptr().cast::<u8>();
+                        let len0 = vec0.len();
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.permute"]
+                            fn wit_import1(_: i32, _: *mut u8, _: usize) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import1(
+                            _: i32,
+                            _: *mut u8,
+                            _: usize,
+                        ) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import1(
+                            (self).handle() as i32,
+                            ptr0.cast_mut(),
+                            len0,
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// Floats or integers; elements `start` to `start + len - 1` of an axis, which then has length `len`.
+                #[allow(async_fn_in_trait)]
+                pub fn slice(&self, axis: u32, start: u32, len: u32) -> Tensor {
+                    unsafe {
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[method]tensor.slice"]
+                            fn wit_import0(_: i32, _: i32, _: i32, _: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import0(
+                            _: i32,
+                            _: i32,
+                            _: i32,
+                            _: i32,
+                        ) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import0(
+                            (self).handle() as i32,
+                            _rt::as_i32(&axis),
+                            _rt::as_i32(&start),
+                            _rt::as_i32(&len),
+                        );
+                        Tensor::from_handle(ret as u32)
+                    }
+                }
+            }
+            impl Tensor {
+                #[allow(unused_unsafe, clippy::all)]
+                /// 2 to 8 tensors of one kind, floats or integers, one after the other along an axis; the other axes are equally
+                /// long. [a,b] and [a,c] along 1 -> [a,b+c].
+                #[allow(async_fn_in_trait)]
+                pub fn concat(tensors: &[&Tensor], axis: u32) -> Tensor {
+                    unsafe {
+                        let vec0 = tensors;
+                        let len0 = vec0.len();
+                        let layout0 = _rt::alloc::Layout::from_size_align(
+                                vec0.len() * 4,
+                                4,
+                            )
+                            .unwrap();
+                        let (result0, _cleanup0) = wit_bindgen::rt::Cleanup::new(
+                            layout0,
+                        );
+                        for (i, e) in vec0.into_iter().enumerate() {
+                            let base = result0.add(i * 4);
+                            {
+                                *base.add(0).cast::<i32>() = (e).handle() as i32;
+                            }
+                        }
+                        #[cfg(target_arch = "wasm32")]
+                        #[link(wasm_import_module = "lockstep:guest/graph@0.1.0")]
+                        unsafe extern "C" {
+                            #[link_name = "[static]tensor.concat"]
+                            fn wit_import1(_: *mut u8, _: usize, _: i32) -> i32;
+                        }
+                        #[cfg(not(target_arch = "wasm32"))]
+                        unsafe extern "C" fn wit_import1(
+                            _: *mut u8,
+                            _: usize,
+                            _: i32,
+                        ) -> i32 {
+                            unreachable!()
+                        }
+                        let ret = wit_import1(result0, len0, _rt::as_i32(&axis));
                         Tensor::from_handle(ret as u32)
                     }
                 }
@@ -1015,28 +1691,6 @@ mod _rt {
             self as f64
         }
     }
-    pub use alloc_crate::string::String;
-    #[cfg(target_arch = "wasm32")]
-    pub fn run_ctors_once() {
-        wit_bindgen::rt::run_ctors_once();
-    }
-    pub unsafe fn string_lift(bytes: Vec<u8>) -> String {
-        if cfg!(debug_assertions) {
-            String::from_utf8(bytes).unwrap()
-        } else {
-            unsafe { String::from_utf8_unchecked(bytes) }
-        }
-    }
-    pub unsafe fn cabi_dealloc(ptr: *mut u8, size: usize, align: usize) {
-        if size == 0 {
-            return;
-        }
-        unsafe {
-            let layout = alloc::Layout::from_size_align_unchecked(size, align);
-            alloc::dealloc(ptr, layout);
-        }
-    }
-    pub use alloc_crate::alloc;
     pub fn as_i64<T: AsI64>(t: T) -> i64 {
         t.as_i64()
     }
@@ -1058,6 +1712,87 @@ mod _rt {
         #[inline]
         fn as_i64(self) -> i64 {
             self as i64
+        }
+    }
+    pub fn as_i32<T: AsI32>(t: T) -> i32 {
+        t.as_i32()
+    }
+    pub trait AsI32 {
+        fn as_i32(self) -> i32;
+    }
+    impl<'a, T: Copy + AsI32> AsI32 for &'a T {
+        fn as_i32(self) -> i32 {
+            (*self).as_i32()
+        }
+    }
+    impl AsI32 for i32 {
+        #[inline]
+        fn as_i32(self) -> i32 {
+            self as i32
+        }
+    }
+    impl AsI32 for u32 {
+        #[inline]
+        fn as_i32(self) -> i32 {
+            self as i32
+        }
+    }
+    impl AsI32 for i16 {
+        #[inline]
+        fn as_i32(self) -> i32 {
+            self as i32
+        }
+    }
+    impl AsI32 for u16 {
+        #[inline]
+        fn as_i32(self) -> i32 {
+            self as i32
+        }
+    }
+    impl AsI32 for i8 {
+        #[inline]
+        fn as_i32(self) -> i32 {
+            self as i32
+        }
+    }
+    impl AsI32 for u8 {
+        #[inline]
+        fn as_i32(self) -> i32 {
+            self as i32
+        }
+    }
+    impl AsI32 for char {
+        #[inline]
+        fn as_i32(self) -> i32 {
+            self as i32
+        }
+    }
+    impl AsI32 for usize {
+        #[inline]
+        fn as_i32(self) -> i32 {
+            self as i32
+        }
+    }
+    pub use alloc_crate::alloc;
+    pub use alloc_crate::string::String;
+    #[cfg(target_arch = "wasm32")]
+    pub fn run_ctors_once() {
+        wit_bindgen::rt::run_ctors_once();
+    }
+    pub unsafe fn string_lift(bytes: Vec<u8>) -> String {
+        if cfg!(debug_assertions) {
+            String::from_utf8(bytes).unwrap()
+        } else {
+            unsafe { String::from_utf8_unchecked(bytes) }
+        }
+    }
+    pub unsafe fn cabi_dealloc(ptr: *mut u8, size: usize, align: usize) {
+        if size == 0 {
+            return;
+        }
+        unsafe {
+            let layout = alloc::Layout::from_size_align_unchecked(size, align);
+            alloc::dealloc(ptr, layout);
         }
     }
     extern crate alloc as alloc_crate;
@@ -1092,39 +1827,58 @@ macro_rules! __export_loss_guest_impl {
         : () = { #[rustfmt::skip] #[cfg(target_arch = "wasm32")] #[unsafe (link_section =
         "component-type:wit-bindgen:0.63.0:lockstep:guest@0.1.0:loss-guest:imports and exports")]
         #[doc(hidden)] #[allow(clippy::octal_escapes)] pub static
-        __WIT_BINDGEN_COMPONENT_TYPE : [u8; 1362] = *
+        __WIT_BINDGEN_COMPONENT_TYPE : [u8; 2307] = *
         b"\
-\0asm\x0d\0\x01\0\0\x19\x16wit-component-encoding\x04\0\x07\xd1\x09\x01A\x02\x01\
+\0asm\x0d\0\x01\0\0\x19\x16wit-component-encoding\x04\0\x07\x82\x11\x01A\x02\x01\
 A\x0b\x01B\x04\x01m\x04\x05debug\x04info\x04warn\x05error\x04\0\x05level\x03\0\0\
 \x01@\x02\x05level\x01\x07messages\x01\0\x04\0\x05write\x01\x02\x03\0\x18lockste\
 p:guest/log@0.1.0\x05\0\x01B\x05\x01m\x0d\x02u8\x02s8\x03u16\x03s16\x03u32\x03s3\
 2\x03u64\x03s64\x03f16\x04bf16\x03f32\x03f64\x07boolean\x04\0\x05dtype\x03\0\0\x01\
 o\x02ws\x01q\x04\x06config\x01s\0\x04data\x01s\0\x06sample\x01\x02\0\x08internal\
 \x01s\0\x04\0\x05error\x03\0\x03\x03\0\x1alockstep:guest/types@0.1.0\x05\x01\x02\
-\x03\0\x01\x05dtype\x01B%\x02\x03\x02\x01\x02\x04\0\x05dtype\x03\0\0\x04\0\x06te\
+\x03\0\x01\x05dtype\x01BK\x02\x03\x02\x01\x02\x04\0\x05dtype\x03\0\0\x04\0\x06te\
 nsor\x03\x01\x01h\x02\x01py\x01@\x01\x04self\x03\0\x04\x04\0\x14[method]tensor.s\
 hape\x01\x05\x01@\x01\x04self\x03\0\x01\x04\0\x14[method]tensor.dtype\x01\x06\x01\
 i\x02\x01@\x02\x04self\x03\x05other\x03\0\x07\x04\0\x12[method]tensor.add\x01\x08\
 \x04\0\x12[method]tensor.sub\x01\x08\x04\0\x12[method]tensor.mul\x01\x08\x04\0\x12\
 [method]tensor.div\x01\x08\x01@\x01\x04self\x03\0\x07\x04\0\x12[method]tensor.ne\
 g\x01\x09\x01@\x02\x04self\x03\x06factoru\0\x07\x04\0\x14[method]tensor.scale\x01\
-\x0a\x04\0\x12[method]tensor.exp\x01\x09\x04\0\x12[method]tensor.log\x01\x09\x04\
-\0\x13[method]tensor.relu\x01\x09\x04\0\x1a[method]tensor.log-softmax\x01\x09\x01\
-@\x02\x04self\x03\x05index\x03\0\x07\x04\0\x15[method]tensor.gather\x01\x0b\x04\0\
-\x12[method]tensor.sum\x01\x09\x04\0\x13[method]tensor.mean\x01\x09\x04\0\x15[me\
-thod]tensor.argmax\x01\x09\x04\0\x14[method]tensor.equal\x01\x08\x04\0\x17[metho\
-d]tensor.to-float\x01\x09\x04\0\x15[method]tensor.detach\x01\x09\x04\0\x15[metho\
-d]tensor.matmul\x01\x08\x01@\x02\x04self\x03\x05shape\x04\0\x07\x04\0\x16[method\
-]tensor.reshape\x01\x0c\x01pv\x01@\x02\x05shape\x04\x04data\x0d\0\x07\x04\0\x08c\
-onstant\x01\x0e\x03\0\x1alockstep:guest/graph@0.1.0\x05\x03\x02\x03\0\x02\x06ten\
-sor\x02\x03\0\x01\x05error\x01B\x0e\x02\x03\x02\x01\x04\x04\0\x06tensor\x03\0\0\x02\
-\x03\x02\x01\x05\x04\0\x05error\x03\0\x02\x01i\x01\x01o\x03s\x04\x04\x01p\x05\x01\
-r\x03\x03sum\x04\x06weight\x04\x07metrics\x06\x04\0\x05built\x03\0\x07\x01o\x02s\
-\x04\x01p\x09\x01j\x01\x08\x01\x03\x01@\x03\x06configs\x07outputs\x0a\x05batch\x0a\
-\0\x0b\x04\0\x05build\x01\x0c\x04\0\x19lockstep:guest/loss@0.1.0\x05\x06\x04\0\x1f\
-lockstep:guest/loss-guest@0.1.0\x04\0\x0b\x10\x01\0\x0aloss-guest\x03\0\0\0G\x09\
-producers\x01\x0cprocessed-by\x02\x0dwit-component\x070.262.0\x10wit-bindgen-rus\
-t\x060.63.0";
+\x0a\x01@\x02\x04self\x03\x04termu\0\x07\x04\0\x19[method]tensor.add-scalar\x01\x0b\
+\x04\0\x12[method]tensor.exp\x01\x09\x04\0\x12[method]tensor.log\x01\x09\x04\0\x13\
+[method]tensor.sqrt\x01\x09\x04\0\x12[method]tensor.abs\x01\x09\x01@\x02\x04self\
+\x03\x08exponentu\0\x07\x04\0\x12[method]tensor.pow\x01\x0c\x01@\x03\x04self\x03\
+\x03minu\x03maxu\0\x07\x04\0\x14[method]tensor.clamp\x01\x0d\x04\0\x13[method]te\
+nsor.relu\x01\x09\x04\0\x16[method]tensor.sigmoid\x01\x09\x04\0\x13[method]tenso\
+r.tanh\x01\x09\x04\0\x13[method]tensor.gelu\x01\x09\x04\0\x18[method]tensor.gelu\
+-tanh\x01\x09\x04\0\x13[method]tensor.silu\x01\x09\x04\0\x16[method]tensor.softm\
+ax\x01\x09\x04\0\x1a[method]tensor.log-softmax\x01\x09\x01kx\x01@\x04\x04self\x03\
+\x06labels\x03\x0flabel-smoothingu\x0cignore-index\x0e\0\x07\x04\0\x1c[method]te\
+nsor.cross-entropy\x01\x0f\x01@\x02\x04self\x03\x06target\x03\0\x07\x04\0\x17[me\
+thod]tensor.mse-loss\x01\x10\x04\0\x1e[method]tensor.bce-with-logits\x01\x10\x04\
+\0\x15[method]tensor.kl-div\x01\x10\x04\0\x12[method]tensor.sum\x01\x09\x04\0\x13\
+[method]tensor.mean\x01\x09\x01@\x03\x04self\x03\x04axes\x04\x04keep\x7f\0\x07\x04\
+\0\x17[method]tensor.sum-axes\x01\x11\x04\0\x18[method]tensor.mean-axes\x01\x11\x04\
+\0\x17[method]tensor.max-axes\x01\x11\x04\0\x15[method]tensor.argmax\x01\x09\x01\
+@\x02\x04self\x03\x05index\x03\0\x07\x04\0\x15[method]tensor.gather\x01\x12\x01@\
+\x03\x04self\x03\x05index\x03\x04axisy\0\x07\x04\0\x1a[method]tensor.gather-axis\
+\x01\x13\x01@\x04\x04self\x03\x05index\x03\x04axisy\x03leny\0\x07\x04\0\x1a[meth\
+od]tensor.scatter-add\x01\x14\x01@\x03\x04self\x03\x01a\x03\x01b\x03\0\x07\x04\0\
+\x14[method]tensor.where\x01\x15\x04\0\x14[method]tensor.equal\x01\x08\x04\0\x17\
+[method]tensor.to-float\x01\x09\x04\0\x15[method]tensor.detach\x01\x09\x04\0\x15\
+[method]tensor.matmul\x01\x08\x01@\x02\x04self\x03\x05shape\x04\0\x07\x04\0\x16[\
+method]tensor.reshape\x01\x16\x01@\x02\x04self\x03\x04axes\x04\0\x07\x04\0\x16[m\
+ethod]tensor.permute\x01\x17\x01@\x04\x04self\x03\x04axisy\x05starty\x03leny\0\x07\
+\x04\0\x14[method]tensor.slice\x01\x18\x01p\x03\x01@\x02\x07tensors\x19\x04axisy\
+\0\x07\x04\0\x15[static]tensor.concat\x01\x1a\x01pv\x01@\x02\x05shape\x04\x04dat\
+a\x1b\0\x07\x04\0\x08constant\x01\x1c\x03\0\x1alockstep:guest/graph@0.1.0\x05\x03\
+\x02\x03\0\x02\x06tensor\x02\x03\0\x01\x05error\x01B\x0e\x02\x03\x02\x01\x04\x04\
+\0\x06tensor\x03\0\0\x02\x03\x02\x01\x05\x04\0\x05error\x03\0\x02\x01i\x01\x01o\x03\
+s\x04\x04\x01p\x05\x01r\x03\x03sum\x04\x06weight\x04\x07metrics\x06\x04\0\x05bui\
+lt\x03\0\x07\x01o\x02s\x04\x01p\x09\x01j\x01\x08\x01\x03\x01@\x03\x06configs\x07\
+outputs\x0a\x05batch\x0a\0\x0b\x04\0\x05build\x01\x0c\x04\0\x19lockstep:guest/lo\
+ss@0.1.0\x05\x06\x04\0\x1flockstep:guest/loss-guest@0.1.0\x04\0\x0b\x10\x01\0\x0a\
+loss-guest\x03\0\0\0G\x09producers\x01\x0cprocessed-by\x02\x0dwit-component\x070\
+.262.0\x10wit-bindgen-rust\x060.63.0";
         };
     };
 }
@@ -1137,33 +1891,52 @@ pub use __export_loss_guest_impl as export;
 )]
 #[doc(hidden)]
 #[allow(clippy::octal_escapes)]
-pub static __WIT_BINDGEN_COMPONENT_TYPE: [u8; 1238] = *b"\
-\0asm\x0d\0\x01\0\0\x19\x16wit-component-encoding\x04\0\x07\xb5\x08\x01A\x02\x01\
+pub static __WIT_BINDGEN_COMPONENT_TYPE: [u8; 2183] = *b"\
+\0asm\x0d\0\x01\0\0\x19\x16wit-component-encoding\x04\0\x07\xe6\x0f\x01A\x02\x01\
 A\x07\x01B\x04\x01m\x04\x05debug\x04info\x04warn\x05error\x04\0\x05level\x03\0\0\
 \x01@\x02\x05level\x01\x07messages\x01\0\x04\0\x05write\x01\x02\x03\0\x18lockste\
 p:guest/log@0.1.0\x05\0\x01B\x05\x01m\x0d\x02u8\x02s8\x03u16\x03s16\x03u32\x03s3\
 2\x03u64\x03s64\x03f16\x04bf16\x03f32\x03f64\x07boolean\x04\0\x05dtype\x03\0\0\x01\
 o\x02ws\x01q\x04\x06config\x01s\0\x04data\x01s\0\x06sample\x01\x02\0\x08internal\
 \x01s\0\x04\0\x05error\x03\0\x03\x03\0\x1alockstep:guest/types@0.1.0\x05\x01\x02\
-\x03\0\x01\x05dtype\x01B%\x02\x03\x02\x01\x02\x04\0\x05dtype\x03\0\0\x04\0\x06te\
+\x03\0\x01\x05dtype\x01BK\x02\x03\x02\x01\x02\x04\0\x05dtype\x03\0\0\x04\0\x06te\
 nsor\x03\x01\x01h\x02\x01py\x01@\x01\x04self\x03\0\x04\x04\0\x14[method]tensor.s\
 hape\x01\x05\x01@\x01\x04self\x03\0\x01\x04\0\x14[method]tensor.dtype\x01\x06\x01\
 i\x02\x01@\x02\x04self\x03\x05other\x03\0\x07\x04\0\x12[method]tensor.add\x01\x08\
 \x04\0\x12[method]tensor.sub\x01\x08\x04\0\x12[method]tensor.mul\x01\x08\x04\0\x12\
 [method]tensor.div\x01\x08\x01@\x01\x04self\x03\0\x07\x04\0\x12[method]tensor.ne\
 g\x01\x09\x01@\x02\x04self\x03\x06factoru\0\x07\x04\0\x14[method]tensor.scale\x01\
-\x0a\x04\0\x12[method]tensor.exp\x01\x09\x04\0\x12[method]tensor.log\x01\x09\x04\
-\0\x13[method]tensor.relu\x01\x09\x04\0\x1a[method]tensor.log-softmax\x01\x09\x01\
-@\x02\x04self\x03\x05index\x03\0\x07\x04\0\x15[method]tensor.gather\x01\x0b\x04\0\
-\x12[method]tensor.sum\x01\x09\x04\0\x13[method]tensor.mean\x01\x09\x04\0\x15[me\
-thod]tensor.argmax\x01\x09\x04\0\x14[method]tensor.equal\x01\x08\x04\0\x17[metho\
-d]tensor.to-float\x01\x09\x04\0\x15[method]tensor.detach\x01\x09\x04\0\x15[metho\
-d]tensor.matmul\x01\x08\x01@\x02\x04self\x03\x05shape\x04\0\x07\x04\0\x16[method\
-]tensor.reshape\x01\x0c\x01pv\x01@\x02\x05shape\x04\x04data\x0d\0\x07\x04\0\x08c\
-onstant\x01\x0e\x03\0\x1alockstep:guest/graph@0.1.0\x05\x03\x04\0?lockstep:guest\
-/loss-guest-with-all-of-its-exports-removed@0.1.0\x04\0\x0b0\x01\0*loss-guest-wi\
-th-all-of-its-exports-removed\x03\0\0\0G\x09producers\x01\x0cprocessed-by\x02\x0d\
-wit-component\x070.262.0\x10wit-bindgen-rust\x060.63.0";
+\x0a\x01@\x02\x04self\x03\x04termu\0\x07\x04\0\x19[method]tensor.add-scalar\x01\x0b\
+\x04\0\x12[method]tensor.exp\x01\x09\x04\0\x12[method]tensor.log\x01\x09\x04\0\x13\
+[method]tensor.sqrt\x01\x09\x04\0\x12[method]tensor.abs\x01\x09\x01@\x02\x04self\
+\x03\x08exponentu\0\x07\x04\0\x12[method]tensor.pow\x01\x0c\x01@\x03\x04self\x03\
+\x03minu\x03maxu\0\x07\x04\0\x14[method]tensor.clamp\x01\x0d\x04\0\x13[method]te\
+nsor.relu\x01\x09\x04\0\x16[method]tensor.sigmoid\x01\x09\x04\0\x13[method]tenso\
+r.tanh\x01\x09\x04\0\x13[method]tensor.gelu\x01\x09\x04\0\x18[method]tensor.gelu\
+-tanh\x01\x09\x04\0\x13[method]tensor.silu\x01\x09\x04\0\x16[method]tensor.softm\
+ax\x01\x09\x04\0\x1a[method]tensor.log-softmax\x01\x09\x01kx\x01@\x04\x04self\x03\
+\x06labels\x03\x0flabel-smoothingu\x0cignore-index\x0e\0\x07\x04\0\x1c[method]te\
+nsor.cross-entropy\x01\x0f\x01@\x02\x04self\x03\x06target\x03\0\x07\x04\0\x17[me\
+thod]tensor.mse-loss\x01\x10\x04\0\x1e[method]tensor.bce-with-logits\x01\x10\x04\
+\0\x15[method]tensor.kl-div\x01\x10\x04\0\x12[method]tensor.sum\x01\x09\x04\0\x13\
+[method]tensor.mean\x01\x09\x01@\x03\x04self\x03\x04axes\x04\x04keep\x7f\0\x07\x04\
+\0\x17[method]tensor.sum-axes\x01\x11\x04\0\x18[method]tensor.mean-axes\x01\x11\x04\
+\0\x17[method]tensor.max-axes\x01\x11\x04\0\x15[method]tensor.argmax\x01\x09\x01\
+@\x02\x04self\x03\x05index\x03\0\x07\x04\0\x15[method]tensor.gather\x01\x12\x01@\
+\x03\x04self\x03\x05index\x03\x04axisy\0\x07\x04\0\x1a[method]tensor.gather-axis\
+\x01\x13\x01@\x04\x04self\x03\x05index\x03\x04axisy\x03leny\0\x07\x04\0\x1a[meth\
+od]tensor.scatter-add\x01\x14\x01@\x03\x04self\x03\x01a\x03\x01b\x03\0\x07\x04\0\
+\x14[method]tensor.where\x01\x15\x04\0\x14[method]tensor.equal\x01\x08\x04\0\x17\
+[method]tensor.to-float\x01\x09\x04\0\x15[method]tensor.detach\x01\x09\x04\0\x15\
+[method]tensor.matmul\x01\x08\x01@\x02\x04self\x03\x05shape\x04\0\x07\x04\0\x16[\
+method]tensor.reshape\x01\x16\x01@\x02\x04self\x03\x04axes\x04\0\x07\x04\0\x16[m\
+ethod]tensor.permute\x01\x17\x01@\x04\x04self\x03\x04axisy\x05starty\x03leny\0\x07\
+\x04\0\x14[method]tensor.slice\x01\x18\x01p\x03\x01@\x02\x07tensors\x19\x04axisy\
+\0\x07\x04\0\x15[static]tensor.concat\x01\x1a\x01pv\x01@\x02\x05shape\x04\x04dat\
+a\x1b\0\x07\x04\0\x08constant\x01\x1c\x03\0\x1alockstep:guest/graph@0.1.0\x05\x03\
+\x04\0?lockstep:guest/loss-guest-with-all-of-its-exports-removed@0.1.0\x04\0\x0b\
+0\x01\0*loss-guest-with-all-of-its-exports-removed\x03\0\0\0G\x09producers\x01\x0c\
+processed-by\x02\x0dwit-component\x070.262.0\x10wit-bindgen-rust\x060.63.0";
 #[inline(never)]
 #[doc(hidden)]
 pub fn __link_custom_section_describing_imports() {
