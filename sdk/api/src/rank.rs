@@ -11,6 +11,12 @@ use crate::{
     Step, StepReport,
 };
 
+/// The whole environment that an agent gives its ranks.
+///
+/// The C library's allocator asks for large pages then, where the kernel leaves that to programs: a step walks through more
+/// memory than a processor keeps the ordinary pages' places of.
+pub const RANK_ENVIRONMENT: [(&str, &str); 1] = [("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")];
+
 /// Everything a rank needs to know. Holds no credential of the platform.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

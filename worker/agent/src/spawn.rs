@@ -15,6 +15,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use camino::Utf8PathBuf;
+use lockstep_api::RANK_ENVIRONMENT;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use tokio::process::{Child, Command};
@@ -97,6 +98,7 @@ fn start_one(wanted: &GangCommand, memory: Arc<OwnedFd>) -> io::Result<Child> {
         .args(&wanted.args)
         .current_dir(&wanted.folder)
         .env_clear()
+        .envs(RANK_ENVIRONMENT)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

@@ -5,6 +5,7 @@
 mod memory;
 mod refusal;
 
+use std::iter::once;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -121,7 +122,7 @@ fn probe_training(
 
 fn probe_evaluation(guests: &Guests, spec: &JobSpec, dir: &Utf8Path) -> Result<Probe, FieldError> {
     let (mut loader, samples) = open(guests, spec, Split { name: "eval", dir })?;
-    let lengths = grain_of_each_length([0..samples], spec.train.micro_batch.into());
+    let lengths = grain_of_each_length(once(0..samples), spec.train.micro_batch.into());
     let load = |positions: Range<u64>| load(&mut loader, spec, "eval", positions.collect());
     let grains = lengths.into_iter().map(load).collect::<Result<_, _>>()?;
     Ok(Probe { name: "eval", samples, grains })

@@ -1,6 +1,8 @@
 //! Checkpoints are written off the step path: the state is copied, a thread writes it and tells the agent.
 
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
 
 use camino::Utf8PathBuf;
 use lockstep_api::{FailureCode, Phase, RankMessage};
@@ -13,12 +15,15 @@ use crate::link::AgentLink;
 use crate::report::signed;
 use crate::train::Trainer;
 
+/// Longest wait for a checkpoint to be written and read back: a disk that takes longer has stopped.
+const WRITE_LIMIT: Duration = Duration::from_secs(600);
+
 /// Writes one checkpoint at a time.
 #[derive(Debug)]
 pub(crate) struct Checkpoints {
     dir: Utf8PathBuf,
     link: AgentLink,
-    writing: Option<JoinHandle<Result<(), CheckpointError>>>,
+    writing: Option<Receiver<Result<(), CheckpointError>>>,
 }
 
 /// A copy of the state between two steps.
@@ -54,9 +59,11 @@ impl Checkpoints {
         self.finish()?;
         let path = self.dir.join(format!("step-{:08}.safetensors", snapshot.meta.step.0));
         let link = self.link.clone();
-        let writing = thread::Builder::new()
+        let (done, writing) = channel();
+        thread::Builder::new()
             .name("checkpoint".to_owned())
-            .spawn(move || write(&path, &snapshot, &link))
+            // Nobody listens any more if the job has failed meanwhile.
+            .spawn(move || drop(done.send(write(&path, &snapshot, &link))))
             .map_err(|error| Failure::new(FailureCode::CheckpointFailed, error.to_string()))?;
         self.writing = Some(writing);
         Ok(())
@@ -68,13 +75,16 @@ impl Checkpoints {
     /// Why it could not be.
     pub(crate) fn finish(&mut self) -> Result<(), Failure> {
         let Some(writing) = self.writing.take() else { return Ok(()) };
-        match writing.join() {
-            Ok(written) => written.map_err(|error| Failure::of_checkpoint(&error)),
-            Err(_) => Err(Failure::new(
-                FailureCode::CheckpointFailed,
-                "the thread that writes checkpoints panicked",
-            )),
-        }
+        let message = match writing.recv_timeout(WRITE_LIMIT) {
+            Ok(written) => return written.map_err(|error| Failure::of_checkpoint(&error)),
+            Err(RecvTimeoutError::Timeout) => {
+                format!("a checkpoint in {} was not written within {WRITE_LIMIT:?}", self.dir)
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                "the thread that writes checkpoints panicked".to_owned()
+            }
+        };
+        Err(Failure::new(FailureCode::CheckpointFailed, message))
     }
 }
 

@@ -93,8 +93,8 @@ impl Schedule {
 }
 
 /// Where ranges of positions are cut into grains: one of each length, the longest first.
-pub(crate) fn grain_of_each_length<const N: usize>(
-    ranges: [Range<u64>; N],
+pub(crate) fn grain_of_each_length(
+    ranges: impl IntoIterator<Item = Range<u64>>,
     micro_batch: u64,
 ) -> Vec<Range<u64>> {
     let mut grains: Vec<Range<u64>> = Vec::new();
@@ -172,11 +172,14 @@ mod tests {
 
     #[test]
     fn grains_of_each_length_stand_where_they_are_met() {
-        let schedule = Schedule::new(1437, &train(128, 50, 1));
-        assert_eq!(schedule.grain_of_each_length(), [0..50, 100..128, 1408..1437]);
+        let ends = |samples, spec: &TrainSpec| {
+            let grains = Schedule::new(samples, spec).grain_of_each_length().into_iter();
+            grains.map(|grain| [grain.start, grain.end]).collect::<Vec<_>>()
+        };
+        assert_eq!(ends(1437, &train(128, 50, 1)), [[0, 50], [100, 128], [1408, 1437]]);
         let short = TrainSpec { max_steps: Some(3), ..train(128, 64, 1) };
-        assert_eq!(Schedule::new(1437, &short).grain_of_each_length(), [0..64]);
-        assert_eq!(Schedule::new(5, &train(128, 64, 1)).grain_of_each_length(), [0..5]);
+        assert_eq!(ends(1437, &short), [[0, 64]]);
+        assert_eq!(ends(5, &train(128, 64, 1)), [[0, 5]]);
     }
 
     #[test]

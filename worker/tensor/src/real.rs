@@ -50,8 +50,8 @@ pub trait Real:
     fn sqrt(self) -> Self;
     /// Hyperbolic tangent.
     fn tanh(self) -> Self;
-    /// Error function, 2/√π ∫₀ˣ e^(-t²) dt.
-    fn erf(self) -> Self;
+    /// Φ of it and e^(-it²/2), with Φ(x) = (1 + erf(x/√2)) / 2 the normal distribution.
+    fn normal(self) -> (Self, Self);
 }
 
 impl Real for f32 {
@@ -94,8 +94,8 @@ impl Real for f32 {
     }
 
     #[inline(always)]
-    fn erf(self) -> Self {
-        special::erf_f32(self)
+    fn normal(self) -> (Self, Self) {
+        special::normal_f32(self)
     }
 }
 
@@ -139,7 +139,8 @@ impl Real for f64 {
     }
 
     #[inline(always)]
-    fn erf(self) -> Self {
-        libm::erf(self)
+    fn normal(self) -> (Self, Self) {
+        let share = 0.5 * libm::erfc(-self * std::f64::consts::FRAC_1_SQRT_2);
+        (share, Self::exp(-0.5 * self * self))
     }
 }

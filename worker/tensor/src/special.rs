@@ -58,33 +58,36 @@ pub(crate) fn tanh_f32(x: f32) -> f32 {
     if size < 0.625 { near.copysign(x) } else { far.copysign(x) }
 }
 
-/// Error function 2/√π ∫₀ˣ e^(-t²) dt, within 2 units in the last place.
+/// The normal distribution's Φ(x) = (1 + erf(x/√2)) / 2 and e^(-x²/2), with one exponential for both.
 ///
-/// For |x| < 0.93 a polynomial in x²; beyond, 1 - e^p(|x|) with p a polynomial for ln erfc. Both were
-/// found by least squares that were reweighted until the error of the result was even. NaN stays NaN.
+/// For |x| < 1.315 a polynomial in x² for erf. Beyond, Φ(-|x|) = e^(-x²/2) · t · P(t) with t = 1 / (1 + c|x|) and P of degree 7,
+/// and Φ(|x|) is 1 less that. Both were found by least squares that were reweighted until the relative error was even (9.4e-8 up
+/// to |x| = 14 for the second). Rounding included, Φ is off by less than 1.1e-7, and by less than 8e-7 of itself for
+/// x > -5, 5e-6 for x > -12.9, where f32 ends. NaN stays NaN.
 #[inline(always)]
-pub(crate) fn erf_f32(x: f32) -> f32 {
-    let s = x * x;
+pub(crate) fn normal_f32(x: f32) -> (f32, f32) {
+    let s = x * x * 0.5;
+    let z = x * std::f32::consts::FRAC_1_SQRT_2;
     let mut p = -5.953_940_6e-4_f32;
     p = p * s + 4.985_988e-3;
     p = p * s - 2.676_176e-2;
     p = p * s + 1.128_168_4e-1;
     p = p * s - 3.761_248e-1;
     p = p * s + 1.283_791_2e-1;
-    let near = x + x * p;
-    // 1 - erf(4) is below half a unit of 1.
-    let size = x.abs();
-    let t = if 4.0 < size { 4.0 } else { size };
-    let mut p = -2.082_853e-5_f32;
-    p = p * t + 4.313_926e-4;
-    p = p * t - 4.156_250_5e-3;
-    p = p * t + 2.508_060_6e-2;
-    p = p * t - 1.082_203_7e-1;
-    p = p * t - 6.334_008_6e-1;
-    p = p * t - 1.129_488_3;
-    p = p * t + 1.692_039_5e-4;
-    let far = 1.0 - exp_f32(p);
-    if size < 0.93 { near } else { far.copysign(x) }
+    let near = 0.5 + z * (0.5 + 0.5 * p);
+    let t = 1.0 / (1.0 + 0.305 * x.abs());
+    let mut p = 3.669_911_6e-2_f32;
+    p = p * t - 1.529_88e-1;
+    p = p * t + 1.857_163_8e-1;
+    p = p * t - 3.797_636e-2;
+    p = p * t + 1.210_214_4e-1;
+    p = p * t + 1.034_209_4e-1;
+    p = p * t + 1.224_668_1e-1;
+    p = p * t + 1.216_397_4e-1;
+    let bell = exp_f32(-s);
+    let tail = p * t * bell;
+    let far = if 0.0 <= x { 1.0 - tail } else { tail };
+    (if x.abs() < 1.315 { near } else { far }, bell)
 }
 
 /// Natural logarithm of 1 + `x` for 0 ≤ x ≤ 1, within 2 units in the last place. NaN stays NaN.
@@ -156,11 +159,24 @@ mod tests {
     }
 
     #[test]
-    fn erf_is_within_two_units_of_the_last_place() {
-        let worst = worst_units(-5.0, 5.0, erf_f32, libm::erf);
-        assert!(worst < 2.0, "{worst} units");
-        assert_eq!((erf_f32(100.0), erf_f32(f32::NEG_INFINITY)), (1.0, -1.0));
-        assert!(erf_f32(f32::NAN).is_nan());
+    fn the_normal_distribution_is_within_its_bounds() {
+        let (mut worst, mut near, mut far) = (0.0_f64, 0.0_f64, 0.0_f64);
+        for step in 0..2_000_000_u32 {
+            let x = -14.0 + step as f32 * (28.0 / 2e6);
+            let exact = 0.5 * libm::erfc(-f64::from(x) * std::f64::consts::FRAC_1_SQRT_2);
+            let error = (f64::from(normal_f32(x).0) - exact).abs();
+            worst = worst.max(error);
+            if -5.0 < x {
+                near = near.max(error / exact);
+            } else if -12.9 < x {
+                far = far.max(error / exact);
+            }
+        }
+        assert!(worst < 1.1e-7 && near < 8e-7 && far < 5e-6, "{worst}, {near}, {far}");
+        assert_eq!(normal_f32(f32::INFINITY), (1.0, 0.0));
+        assert_eq!(normal_f32(f32::NEG_INFINITY), (0.0, 0.0));
+        assert_eq!(normal_f32(0.0).1, 1.0);
+        assert!(normal_f32(f32::NAN).0.is_nan() && normal_f32(f32::NAN).1.is_nan());
     }
 
     #[test]

@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 
 use lockstep_api::{
-    AgentMessage, Digest, LedgerEntry, LogSource, Phase, RankConfig, RankExit, Step, StepReport,
+    AgentMessage, Digest, LedgerEntry, LogSource, Phase, RANK_ENVIRONMENT, RankConfig, RankExit,
+    Step, StepReport,
 };
 use lockstep_client::Client;
 use lockstep_service::Clock;
@@ -379,8 +380,10 @@ fn begin(config: &RankConfig, say: &mut impl FnMut(&RankMessage)) {
     assert!(lockstep_shm::inherited_group_memory(config.group_fd).is_ok());
     // The shell in between sets some of its own; which ones depends on the shell.
     let of_the_shell = ["PWD", "OLDPWD", "SHLVL", "_"];
-    for (name, _) in std::env::vars() {
-        assert!(of_the_shell.contains(&name.as_str()), "{name} is in a rank's environment");
+    for (name, value) in std::env::vars() {
+        let is_ours = RANK_ENVIRONMENT.contains(&(&name, &value));
+        let is_known = is_ours || of_the_shell.contains(&name.as_str());
+        assert!(is_known, "{name} is in a rank's environment");
     }
     let path = camino::Utf8Path::new(&config.flight_record_path);
     let record = FlightRecord::create(path, config.rank.0.unsigned_abs()).unwrap();

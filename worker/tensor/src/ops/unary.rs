@@ -168,7 +168,7 @@ pub(super) struct Gelu;
 impl ElementWise for Gelu {
     #[inline(always)]
     fn value<T: Real>(&self, x: T) -> T {
-        x * normal(x)
+        x * x.normal().0
     }
 
     #[inline(always)]
@@ -182,17 +182,9 @@ impl Smooth for Gelu {
     #[inline(always)]
     fn with_slope<T: Real>(&self, x: T) -> (T, T) {
         const DENSITY: f64 = 0.398_942_280_401_432_7; // 1/√(2π)
-        let share = normal(x);
-        let density = (-(x * x * T::from_f64(0.5))).exp() * T::from_f64(DENSITY);
-        (x * share, share + x * density)
+        let (share, bell) = x.normal();
+        (x * share, share + x * (bell * T::from_f64(DENSITY)))
     }
-}
-
-/// Φ(x) = (1 + erf(x/√2)) / 2.
-#[inline(always)]
-fn normal<T: Real>(x: T) -> T {
-    let half = T::from_f64(0.5);
-    half + half * (x * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf()
 }
 
 /// `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`.

@@ -107,11 +107,8 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
         let is_first = rows.start == self.blocks.rows.start;
         let is_along = self.along(depth.clone(), rows.clone()).is_some();
         let packed = if is_along { rows.end..rows.end } else { rows.clone() };
-        for (i, panel) in chunks(packed, self.blocks.height).enumerate() {
-            let to = &mut self.a_panels[i * self.blocks.height * depth.len()..];
-            let to = &mut to[..panel.len() * depth.len()];
-            self.task.a.pack(self.task.isa, to, panel.len(), depth.clone(), panel);
-        }
+        let to = &mut self.a_panels[..packed.len() * depth.len()];
+        self.task.a.pack_panels(self.task.isa, to, self.blocks.height, depth.clone(), packed);
         if self.blocks.order == Order::RowByRow {
             for (j, panel) in chunks(columns.clone(), self.blocks.width).enumerate() {
                 if is_first {

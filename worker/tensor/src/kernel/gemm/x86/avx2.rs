@@ -36,7 +36,7 @@ unsafe fn tile(call: &Tile<f32>) {
             match call.rows {
                 // SAFETY: passed on.
                 $($rows => unsafe { tile_of::<$rows, $vectors, $along>(call) },)+
-                _ => debug_assert!(false, "tile of {} rows", call.rows),
+                _ => unreachable!("tile of {} rows", call.rows),
             }
         };
     }
@@ -188,7 +188,7 @@ unsafe fn dots(call: &Dots<f32>) {
         [2, 2] => unsafe { dots_of::<2, 2>(call) },
         // SAFETY: passed on.
         [2, 3] => unsafe { dots_of::<2, 3>(call) },
-        counts => debug_assert!(false, "products of {counts:?} vectors"),
+        counts => unreachable!("products of {counts:?} vectors"),
     }
 }
 

@@ -38,7 +38,7 @@ unsafe fn tile(call: &Tile<f32>) {
             match call.rows {
                 // SAFETY: passed on.
                 $($rows => unsafe { tile_of::<$rows, $vectors, $along>(call) },)+
-                _ => debug_assert!(false, "tile of {} rows", call.rows),
+                _ => unreachable!("tile of {} rows", call.rows),
             }
         };
     }
@@ -214,7 +214,7 @@ unsafe fn dots(call: &Dots<f32>) {
             match call.counts[0] {
                 // SAFETY: passed on.
                 $($shorts => unsafe { dots_of::<$shorts, $longs>(call) },)+
-                _ => debug_assert!(false, "{} short vectors", call.counts[0]),
+                _ => unreachable!("{} short vectors", call.counts[0]),
             }
         };
     }
@@ -222,7 +222,7 @@ unsafe fn dots(call: &Dots<f32>) {
         1 => by_shorts!(1: 1 2 3 4 5 6 7 8 9 10 11 12),
         2 => by_shorts!(2: 1 2 3 4 5 6 7 8 9 10 11 12),
         3 => by_shorts!(3: 1 2 3 4 5 6 7 8),
-        longs => debug_assert!(false, "{longs} long vectors"),
+        longs => unreachable!("{longs} long vectors"),
     }
 }
 
