@@ -26,9 +26,6 @@ macro_rules! files {
 pub(crate) trait Net {
     const FILES: Files;
 
-    /// Cases whose weights rounding in f32 moves further than the tolerance. In f64 they are compared like all others.
-    const UNSETTLED: &[&str] = &[];
-
     /// Names of the parameters, in the order of their first use.
     fn params() -> Vec<String>;
 
@@ -126,11 +123,6 @@ impl Gpt {
 
 impl Net for Gpt {
     const FILES: Files = files!("gpt");
-
-    /// RMSprop's first steps are about as long for a gradient next to nothing as for a great one, so that
-    /// rounding is magnified. Of twenty f64 runs whose weights were nudged before each step by at most what
-    /// rounding to f32 does, five left the tolerance.
-    const UNSETTLED: &[&str] = &["rmsprop"];
 
     fn params() -> Vec<String> {
         let mut names = vec!["tok.weight".to_owned(), "pos.weight".to_owned()];
