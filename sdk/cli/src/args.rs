@@ -217,6 +217,12 @@ pub(crate) struct DownloadArgs {
     /// Where to [default: NAME-STEP.safetensors]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<Utf8PathBuf>,
+    /// Only the model, as torchvision and Hugging Face load it: not what the optimizer keeps
+    #[arg(long)]
+    pub(crate) model: bool,
+    /// With --model: the running mean of the weights, which a job with `train.ema` keeps
+    #[arg(long, requires = "model")]
+    pub(crate) ema: bool,
 }
 
 /// `token …`

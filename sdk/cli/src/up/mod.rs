@@ -9,6 +9,7 @@ mod part;
 mod running;
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -18,6 +19,7 @@ use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::{Global, UpArgs};
+use crate::failure::Failure;
 use crate::out::Out;
 use crate::settings::{config_path, default_data_dir};
 use crate::up::folder::{Folder, replace_private};
@@ -63,6 +65,29 @@ pub(crate) async fn up(global: &Global, args: UpArgs, out: Out) -> anyhow::Resul
     stopped.with_context(|| format!("not everything stopped within {STOP_CAP:?}"))?
 }
 
+/// A profile of a server on another machine is not replaced: its token is shown nowhere else. `token`: of this one.
+fn keep_foreign_profile(path: &Utf8Path, name: &str, token: &str) -> anyhow::Result<()> {
+    let profiles = Profiles::read(path).context("reading settings")?;
+    match profiles.profiles.get(name) {
+        Some(profile) if profile.token != token && !is_local(&profile.url) => {
+            let text = format!(
+                "--profile: {name:?} in {path} is for {}, which `up` would replace; expected another name",
+                profile.url
+            );
+            Err(Failure::Usage(text).into())
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Whether a server's address is one of this machine's own, as `up` has them.
+fn is_local(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let address = rest.trim_end_matches('/');
+    address.parse::<SocketAddr>().is_ok_and(|it| it.ip().is_loopback() || it.ip().is_unspecified())
+        || address.starts_with("localhost:")
+}
+
 async fn start_and_keep(
     running: &mut Running,
     folder: &Folder,
@@ -72,6 +97,7 @@ async fn start_and_keep(
 ) -> anyhow::Result<Infallible> {
     let access = running.start(folder, args, out).await?;
     let config = config_path(global)?;
+    keep_foreign_profile(&config, &global.profile, &access.token)?;
     let profile = Profile { url: access.url.clone(), token: access.token.clone() };
     Profiles::set(&config, &global.profile, profile).context("storing the profile")?;
     let ready = Ready { url: &access.url, token: &access.token, profile: &global.profile };
@@ -119,5 +145,30 @@ impl Interrupts {
             _ = terminate.recv() => {}
             _ = hangup.recv() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_of_another_machine_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(folder.path()).unwrap().join("config.toml");
+        let kept = |url: &str, token: &str| {
+            let profile = Profile { url: url.to_owned(), token: "lsk_theirs".to_owned() };
+            Profiles::set(&path, "default", profile).unwrap();
+            keep_foreign_profile(&path, "default", token)
+        };
+        for url in ["http://127.0.0.1:7878", "http://[::1]:7878/", "http://localhost:7878"] {
+            kept(url, "lsk_ours").unwrap();
+        }
+        let error = kept("https://cluster.example:7878", "lsk_ours").unwrap_err().to_string();
+        assert!(error.contains("is for https://cluster.example:7878"), "{error}");
+        assert!(!error.contains("lsk_"), "{error}");
+        // This one's own, which listens for other machines.
+        kept("http://10.0.0.5:7878", "lsk_theirs").unwrap();
+        keep_foreign_profile(&path, "another", "lsk_ours").unwrap();
     }
 }

@@ -1,5 +1,6 @@
 //! `checkpoint …`
 
+use anyhow::Context as _;
 use camino::Utf8PathBuf;
 use lockstep_api::{CheckpointId, CheckpointView, JobView, ListJobs, ProblemCode};
 use lockstep_client::{Client, ClientError};
@@ -11,6 +12,7 @@ use crate::out::{Out, bytes, table};
 use crate::settings::client;
 use crate::verbs::find;
 use crate::verbs::jobs::time;
+use crate::verbs::model_file::{Weights, keep_model};
 
 /// How many of the newest jobs are searched for a checkpoint's id.
 const SEARCH_CAP: usize = 50;
@@ -54,10 +56,17 @@ async fn download(client: &Client, args: &DownloadArgs, out: Out) -> anyhow::Res
         None => format!("{}-{}.safetensors", file_name(&job.summary.name), checkpoint.step).into(),
     };
     let size = bytes(checkpoint.size_bytes);
+    let whole = if args.model { format!("{path}.whole").into() } else { path.clone() };
     let spinner = out.spinner(format!("fetching {path} ({size})"));
-    let fetched = client.download_checkpoint(&checkpoint, &path).await;
+    let fetched = client.download_checkpoint(&checkpoint, &whole).await;
     spinner.finish_and_clear();
-    let path = fetched?.path;
+    fetched?;
+    if args.model {
+        let weights = if args.ema { Weights::Ema } else { Weights::Last };
+        let kept = keep_model(&whole, &path, weights);
+        std::fs::remove_file(&whole).with_context(|| format!("removing {whole}"))?;
+        kept?;
+    }
     out.note(&format!("step {} of {}, {size}, verified", checkpoint.step, job.summary.name));
     out.data(&Fetched { path, checkpoint }, |fetched| fetched.path.to_string())
 }

@@ -4,6 +4,7 @@ pub(crate) mod checkpoints;
 pub(crate) mod find;
 pub(crate) mod jobs;
 pub(crate) mod logs;
+mod model_file;
 pub(crate) mod nodes;
 pub(crate) mod sample;
 pub(crate) mod submit;
