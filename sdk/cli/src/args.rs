@@ -122,7 +122,7 @@ pub(crate) struct UpArgs {
         default_value = "127.0.0.1:7878"
     )]
     pub(crate) listen: SocketAddr,
-    /// Ranks this machine runs at once [default: its cores]
+    /// Ranks this machine runs at once; they share its cores and memory evenly [default: its cores]
     #[arg(long, env = "LOCKSTEP_SLOTS", hide_env_values = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) slots: Option<u32>,
     /// An existing database, in place of a private one

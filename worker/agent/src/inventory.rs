@@ -5,7 +5,7 @@ use lockstep_api::{CpuSlot, Inventory};
 /// Used when the machine does not say.
 const FALLBACK_MEMORY_MIB: u32 = 1024;
 
-/// `slots` ranks of one core each, or one a core; memory is shared out evenly.
+/// `slots` ranks, or one a core; cores and memory are shared out evenly, a core at least.
 pub(crate) fn inventory(slots: Option<u32>) -> Inventory {
     let cores =
         std::thread::available_parallelism().map_or(1, |it| u32::try_from(it.get()).unwrap_or(1));
@@ -14,9 +14,9 @@ pub(crate) fn inventory(slots: Option<u32>) -> Inventory {
         .ok()
         .and_then(|text| total_mib(&text))
         .unwrap_or(FALLBACK_MEMORY_MIB);
-    let share = memory_mib / slots.max(1);
+    let (share, slot_cores) = (memory_mib / slots.max(1), (cores / slots.max(1)).max(1));
     let cpu_slots = (0..i32::try_from(slots).unwrap_or(0))
-        .map(|index| CpuSlot { index, cores: 1, memory_mib: share })
+        .map(|index| CpuSlot { index, cores: slot_cores, memory_mib: share })
         .collect();
     Inventory { cpu_slots, cuda_devices: Vec::new(), memory_mib }
 }
@@ -39,5 +39,10 @@ mod tests {
         assert_eq!(offer.cpu_slots.len(), 4);
         assert_eq!(offer.cpu_slots[3].index, 3);
         assert_eq!(offer.cpu_slots[0].memory_mib, offer.memory_mib / 4);
+        // More slots than cores: one each. One slot: all of them.
+        let cores = u32::try_from(std::thread::available_parallelism().unwrap().get()).unwrap();
+        assert_eq!(inventory(Some(2 * cores)).cpu_slots[0].cores, 1);
+        assert_eq!(inventory(Some(1)).cpu_slots[0].cores, cores);
+        assert_eq!(inventory(None).cpu_slots.len(), cores as usize);
     }
 }

@@ -54,7 +54,6 @@ fn dry_run(request: &CheckRequest) -> Result<CheckSummary, FieldError> {
     let spec = &request.spec;
     let model = Model::new(&spec.model)
         .map_err(|error| FieldError::new(error.field().to_owned(), error.message()))?;
-    let model_bytes = memory::of_model(spec, &model)?;
     update::plan(&spec.train, model.layout())?;
     update::loss_scale(&spec.train)?;
     let guests = Guests::prepare(
@@ -64,6 +63,7 @@ fn dry_run(request: &CheckRequest) -> Result<CheckSummary, FieldError> {
     )
     .map_err(|error| component_error(&error))?;
     let (train, steps_total) = probe_training(&guests, spec, request.train_dir.as_ref())?;
+    let model_bytes = memory::of_model(spec, &model, &train.grains[0].batch)?;
     let eval = request.eval_dir.as_deref();
     let eval = eval.map(|dir| probe_evaluation(&guests, spec, dir.as_ref())).transpose()?;
     let loss =

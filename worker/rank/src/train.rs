@@ -85,6 +85,7 @@ impl Trainer {
                 break;
             }
         }
+        self.refuse_untrained()?;
         self.position.enter(Phase::Checkpoint);
         self.checkpoints.finish()?;
         self.position.enter(Phase::Done);
@@ -145,7 +146,7 @@ impl Trainer {
         let mut value = value.map_err(|error| error.failure(call))?;
         self.take_statistics(grain);
         self.position.enter(Phase::Backward);
-        let scale = self.ready.loss_scale.as_ref().map_or(1.0, |scale| scale.scale() as f32);
+        let scale = self.seed_scale(step) as f32;
         let accumulate = self.ready.reducer.accumulate(grain);
         let mut sink = self.ready.reducer.sink(grain);
         self.ready.engine.backward(&mut value, scale, accumulate, &mut sink).map_err(|error| {
@@ -161,7 +162,7 @@ impl Trainer {
     /// Says how long the gradient was, if it had to be measured.
     fn update_weights(&mut self, step: u64, outcome: &StepOutcome) -> Result<Option<f64>, Failure> {
         self.position.enter(Phase::Optimizer);
-        let scale = self.ready.loss_scale.as_ref().map_or(1.0, |scale| scale.scale());
+        let scale = self.seed_scale(step);
         if self.is_left_out(step, outcome) {
             return Ok(None);
         }
@@ -174,7 +175,8 @@ impl Trainer {
                 !gradients[param.range.clone()].iter().all(|gradient| gradient.is_finite())
             };
             let parameter = params.iter().rev().find(is_at_fault).map(|param| param.name.as_str());
-            return Err(non_finite(step, outcome, parameter));
+            let failure = non_finite(step, outcome, parameter);
+            return Err(self.with_scale(failure));
         }
         if outcome.weight <= 0.0 {
             let message = format!(

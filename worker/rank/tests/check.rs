@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use harness::Files;
-use harness::jobs::{digits, digits_files, misbehaving, misbehaving_files};
+use harness::jobs::{built, digits, digits_files, misbehaving, misbehaving_files};
 use lockstep_api::{
     Activation, ArchSpec, CheckRequest, CheckResponse, CheckSummary, FieldError, JobSpec, MlpSpec,
     ModelSpec, Reduction,
@@ -132,6 +132,29 @@ fn a_last_grain_that_the_model_cannot_take_is_refused() {
         error.message.contains("found 4, which leaves one of 1 of the 1437 samples"),
         "{error}"
     );
+}
+
+#[test]
+fn memory_is_counted_for_what_the_loader_makes_not_for_the_longest_that_the_model_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("text.txt"), "In the beginning. ".repeat(400)).unwrap();
+    let data = camino::Utf8Path::from_path(folder.path()).unwrap().to_owned();
+    let files = Files {
+        loader: built("examples/text/text-loader.wasm"),
+        loss: built("examples/text/language-model.wasm"),
+        train_dir: data,
+        eval_dir: None,
+    };
+    let mut spec = digits(1, Reduction::Fast, 1);
+    spec.data.eval = None;
+    spec.loader.config = json!({ "length": 16, "shift": true });
+    spec.loss.config = json!({});
+    // 4096² pairs of positions would be 12 GiB.
+    let model = json!({ "arch": "gpt2", "vocab_size": 128, "n_positions": 4096, "n_embd": 16,
+                        "n_layer": 2, "n_head": 2 });
+    spec.model = serde_json::from_value(model).unwrap();
+    let summary = accepted(&spec, &files);
+    assert!(summary.rank_memory_bytes < 128 << 20, "{summary:?}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod harness;
 
 use harness::jobs::{digits, digits_files};
 use harness::{Gang, Outcome};
-use lockstep_api::{JobSpec, RankMessage, Reduction, Step};
+use lockstep_api::{FailureCode, JobSpec, RankMessage, Reduction, Step};
 use serde_json::{Value, json};
 
 fn with(ranks: u32, model: Value, train: Value, eval: Value) -> JobSpec {
@@ -31,7 +31,7 @@ fn everything() -> JobSpec {
         { "linear": { "out": 32 } }, "batch_norm", "relu", { "dropout": { "p": 0.1 } }, { "linear": { "out": 10 } },
     ] });
     let train = json!({
-        "precision": "f16", "loss_scale": { "initial": 65536.0, "growth_interval": 3 },
+        "precision": "f16", "loss_scale": { "initial": 8388608.0, "growth_interval": 3 },
         "clip_norm": 1.0, "schedule": { "name": "cosine", "warmup_steps": 4 }, "ema": { "decay": 0.9 },
         "activation_checkpointing": true,
     });
@@ -84,6 +84,18 @@ fn steps_that_a_scale_spoils_are_left_out_and_told() {
     assert!((1e-3..1e3).contains(&norm), "{norm}");
     let losses = outcome.losses();
     assert!(losses[23] < 0.9 * losses[0], "{losses:?}");
+}
+
+#[test]
+fn a_job_whose_every_step_is_left_out_is_no_success() {
+    let mut spec = everything();
+    spec.train.max_steps = Some(5);
+    let scale = spec.train.loss_scale.as_mut().unwrap();
+    scale.initial = (1_u64 << 40) as f64;
+    let outcome = Gang::start(&spec, &digits_files(), None).finish();
+    let report = outcome.failure(0);
+    assert_eq!(report.code, FailureCode::NonFinite);
+    assert!(report.message.starts_with("all 5 steps were left out"), "{}", report.message);
 }
 
 #[test]

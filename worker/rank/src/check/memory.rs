@@ -2,10 +2,13 @@
 
 use lockstep_api::{FieldError, JobSpec, Reduction};
 use lockstep_models::Model;
+use lockstep_sandbox::Batch;
 use lockstep_service::chain;
+use lockstep_tensor::Meta;
 use rustix::process::{Resource, getrlimit};
 
 use super::mode;
+use crate::grain::meta;
 use crate::update;
 
 /// Program, runtime, stacks, compiled guests: what a rank needs before its first number.
@@ -18,7 +21,7 @@ const F32_BYTES: u64 = 4;
 ///
 /// # Errors
 /// A model whose needs cannot be told, or more than the slot or this process have.
-pub(super) fn of_model(spec: &JobSpec, model: &Model) -> Result<u64, FieldError> {
+pub(super) fn of_model(spec: &JobSpec, model: &Model, batch: &Batch) -> Result<u64, FieldError> {
     let parameters = model.layout().len() as u64;
     let moments = update::optimizer(&spec.train.optimizer).moment_names().len();
     let grains = spec.train.global_batch.div_ceil(spec.train.micro_batch) as usize;
@@ -28,7 +31,7 @@ pub(super) fn of_model(spec: &JobSpec, model: &Model) -> Result<u64, FieldError>
             lockstep_ddp::slots_needed(spec.gang.ranks as usize, grains).saturating_sub(1) as u64
         }
     };
-    let inputs = model.typical_inputs(spec.train.micro_batch as usize);
+    let inputs = inputs(spec, model, batch);
     let estimate = model
         .memory_estimate(&inputs, moments, mode(spec))
         .map_err(|error| FieldError::new("model", chain(&error)))?;
@@ -54,6 +57,25 @@ pub(super) fn of_model(spec: &JobSpec, model: &Model) -> Result<u64, FieldError>
         }
         _ => Ok(bytes),
     }
+}
+
+/// Of a grain as the loader makes it; as the job says if that does not fit the model, which is refused later.
+fn inputs(spec: &JobSpec, model: &Model, batch: &Batch) -> Vec<(&'static str, Meta)> {
+    let samples = spec.train.micro_batch as usize;
+    let mut found = Vec::new();
+    for input in model.inputs() {
+        match batch.tensors.iter().find(|tensor| tensor.name == input.name).map(meta) {
+            Some(mut meta)
+                if input.check(&meta, meta.shape.first().copied().unwrap_or(0)).is_ok() =>
+            {
+                meta.shape[0] = samples;
+                found.push((input.name, meta));
+            }
+            None if !input.is_required => {}
+            Some(_) | None => return model.typical_inputs(samples),
+        }
+    }
+    found
 }
 
 /// That the slot has so many bytes.

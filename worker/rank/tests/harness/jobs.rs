@@ -72,7 +72,7 @@ pub(crate) fn misbehaving_files(loss: &str) -> Files {
     }
 }
 
-fn built(path: &str) -> Utf8PathBuf {
+pub(crate) fn built(path: &str) -> Utf8PathBuf {
     let path = root().join(path);
     assert!(fs::exists(&path).unwrap(), "{path} is missing: `cargo xtask setup` builds it");
     path
