@@ -25,7 +25,7 @@ impl Trainer {
         if let Some(scale) = &self.ready.loss_scale
             && 0 < self.skipped_in_row
         {
-            let (left_out, scale) = (self.skipped_in_row - 1, scale.scale());
+            let (left_out, scale) = (self.skipped_in_row, scale.scale());
             failure.message += &format!(
                 ", after {left_out} steps in a row were left out; the loss is scaled by {scale}"
             );
@@ -62,10 +62,10 @@ impl Trainer {
             self.skipped_in_row = 0;
             return false;
         }
-        self.skipped_in_row += 1;
-        if MAX_SKIPPED_STEPS < self.skipped_in_row {
+        if self.skipped_in_row == MAX_SKIPPED_STEPS {
             return false;
         }
+        self.skipped_in_row += 1;
         if self.is_reporter() {
             let text = format!(
                 "step {step} is left out: a gradient is not finite with the loss scaled by {scale}, now by {next}"

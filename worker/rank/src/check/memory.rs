@@ -16,8 +16,9 @@ const BASE_BYTES: u64 = 64 << 20;
 const F32_BYTES: u64 = 4;
 
 /// What the model's training needs: weights, gradients, moments, one grain, partial sums, the mean of the weights, all
-/// grains' batch statistics (a table and two copies that are summed), a copy of the state for a checkpoint and that file read back. The two guests' ceilings are left out: those are limits, not
-/// needs; what the loss's graph computes comes on top.
+/// grains' batch statistics (a table and two copies that are summed), a copy of the state for a checkpoint and that file
+/// read back. The two guests' ceilings are left out: those are limits, not needs; what the loss's graph computes comes on
+/// top.
 ///
 /// # Errors
 /// A model whose needs cannot be told, or more than the slot or this process have.

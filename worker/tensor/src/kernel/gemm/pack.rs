@@ -108,8 +108,7 @@ impl<T: Real> PackSource<T> for Strided<'_, T> {
         let (k_stride, l_stride) = (self.0.row_stride, self.0.column_stride);
         let from = self.from(depth.start, lanes.start);
         if l_stride == 1 {
-            let lanes = lanes.len();
-            let (panel, stride) = (&mut *panel, k_stride);
+            let (stride, lanes) = (k_stride, lanes.len());
             vectorized_on(isa, CopyRows { panel, width, from, stride, lanes });
         } else if k_stride == 1 {
             let reach = (lanes.len() - 1) * l_stride + depth.len();
