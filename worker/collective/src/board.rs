@@ -1,6 +1,10 @@
-//! The board: numbers that each grain of a step reports, one row a grain, in shared pages.
+//! The board: numbers that each grain of a step reports, one row a grain, in the shared pages of a
+//! node. The rows of other nodes come with the votes.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering},
+};
 
 use lockstep_shm::Mapping;
 
@@ -43,6 +47,22 @@ impl Board {
             let cell = self.map.u64_at(self.cell(step, row, column));
             // Published with the sequence line of the last bucket.
             cell.store(value.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    /// The bits of some rows, one after the other, to be written on another node's board.
+    pub(crate) fn rows_of(&self, step: u64, rows: Range<usize>) -> Vec<u64> {
+        let cells = rows.flat_map(|row| (0..self.columns).map(move |column| (row, column)));
+        let bits = |(row, column)| self.map.u64_at(self.cell(step, row, column)).load(Ordering::Relaxed);
+        cells.map(bits).collect()
+    }
+
+    /// Writes rows as another node has them, from `first` on; what is too much is left out.
+    pub(crate) fn put_rows(&self, step: u64, first: usize, bits: &[u64]) {
+        for (row, bits) in (first..self.rows).zip(bits.chunks_exact(self.columns.max(1))) {
+            for (column, bits) in bits.iter().enumerate() {
+                self.map.u64_at(self.cell(step, row, column)).store(*bits, Ordering::Relaxed);
+            }
         }
     }
 

@@ -1,53 +1,56 @@
-//! The control pages of a group: who is here, how far each has come, who gave up and why.
+//! The control pages of a node: who is here, how far each has come, who gave up and why.
 //!
-//! Every rank has a *line*: a word that counts the rounds it has entered. A round is over when
+//! Every rank of the node has a *line*: a word that counts the rounds it has entered. A round is over when
 //! every line has reached it, so whoever waits too long knows who is missing. The top bit of each
 //! line is the *mark*: set by whoever gives the group up, it changes every word that anybody may
 //! sleep on, so no sleeper can miss it.
 
 use std::{
     hint, io,
-    sync::{Arc, atomic::Ordering},
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use lockstep_shm::{CONTROL_BYTES, Mapping, Waited, wait_until, wake_all};
 
-use crate::{GroupError, MAX_WORLD};
+use crate::{GroupError, MAX_WORLD, op::OpWords, verdict::{Verdict, ranks_of}};
 
 /// Set in a line or in the state when the group is given up.
 const MARK: u32 = 1 << 31;
 const COUNT: u32 = MARK - 1;
 
-/// Numbers of an exchange that fit into one round.
-pub(crate) const EXCHANGE_LEN: usize = 64;
+/// Words of a ballot.
+pub(crate) const BALLOT_WORDS: usize = 7;
+pub(crate) type BallotWords = [u64; BALLOT_WORDS];
 
-/// Byte offsets. Each line, ballot and exchange row has cache lines of its own.
+/// Byte offsets. Each line and ballot has cache lines of its own.
 mod at {
-    use super::{EXCHANGE_LEN, MAX_WORLD};
+    use super::MAX_WORLD;
 
     pub(super) const STATE: usize = 0;
     pub(super) const PLAN_BYTES: usize = 8;
     pub(super) const WORDS_BYTES: usize = 16;
     pub(super) const TOTAL_BYTES: usize = 24;
     pub(super) const VERDICT_CLAIMED: usize = 128;
-    pub(super) const VERDICT_KIND: usize = 132;
-    pub(super) const VERDICT_RANK: usize = 136;
-    pub(super) const VERDICT_TEXT_BYTES: usize = 140;
-    pub(super) const VERDICT_TEXT: usize = 256;
+    pub(super) const VERDICT_BYTES: usize = 132;
+    pub(super) const VERDICT: usize = 256;
     pub(super) const LINES: usize = 4096;
     pub(super) const LINE_BYTES: usize = 128;
     pub(super) const SLEEPERS: usize = 4;
     pub(super) const PRESENT: usize = 8;
-    pub(super) const OPS: usize = 16;
+    pub(super) const BLOCKED: usize = 16;
+    pub(super) const OPS: usize = 32;
     pub(super) const BALLOTS: usize = LINES + MAX_WORLD * LINE_BYTES;
     pub(super) const BALLOT_BYTES: usize = 128;
-    pub(super) const EXCHANGE: usize = BALLOTS + 2 * MAX_WORLD * BALLOT_BYTES;
-    pub(super) const END: usize = EXCHANGE + 2 * MAX_WORLD * EXCHANGE_LEN * 8;
+    pub(super) const END: usize = BALLOTS + 2 * MAX_WORLD * BALLOT_BYTES;
 }
 const _: () = assert!(at::END <= CONTROL_BYTES);
 
-/// Where the words and floats lie, as rank 0 decided.
+/// Where the words and floats lie, as the node's leader decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) plan_bytes: usize,
@@ -64,51 +67,46 @@ pub(crate) enum Broken {
     Marked { missing: Vec<usize> },
 }
 
-/// Why the group was given up.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// A rank left or was told to.
-    Left { rank: usize },
-    /// A rank's deadline passed.
-    TimedOut { rank: usize },
-    /// A rank's plan is another; the text is the report.
-    PlanMismatch { rank: usize, report: Vec<u8> },
-}
-
-impl Verdict {
-    const LEFT: u32 = 1;
-    const TIMED_OUT: u32 = 2;
-    const PLAN_MISMATCH: u32 = 3;
-    /// The report lies in the rest of its page.
-    const TEXT_CAP: usize = at::LINES - at::VERDICT_TEXT;
-}
+/// The verdict lies in the rest of its page.
+const VERDICT_CAP: usize = at::LINES - at::VERDICT;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Control {
     map: Arc<Mapping>,
-    world: usize,
+    /// The node's ranks.
+    ranks: Range<usize>,
     /// How long to look before sleeping; zero when ranks have to share cores.
     spin: Duration,
 }
 
 impl Control {
-    pub(crate) fn new(map: Arc<Mapping>, world: usize, spin: Duration) -> Self {
-        Self { map, world, spin }
+    pub(crate) fn new(map: Arc<Mapping>, ranks: Range<usize>, spin: Duration) -> Self {
+        Self { map, ranks, spin }
+    }
+
+    /// The same words in another mapping.
+    pub(crate) fn in_map(&self, map: Arc<Mapping>) -> Self {
+        Self { map, ranks: self.ranks.clone(), spin: self.spin }
+    }
+
+    /// The node's ranks.
+    pub(crate) fn ranks(&self) -> Range<usize> {
+        self.ranks.clone()
     }
 
     /// Says that `rank` is here; false when somebody has said so before.
     pub(crate) fn claim(&self, rank: usize) -> bool {
-        let present = self.map.u32_at(line(rank) + at::PRESENT);
+        let present = self.map.u32_at(self.line(rank) + at::PRESENT);
         present.swap(1, Ordering::AcqRel) == 0
     }
 
     /// Ranks that have not said they are here.
     pub(crate) fn absent(&self) -> Vec<usize> {
-        let is_here = |rank| self.map.u32_at(line(rank) + at::PRESENT).load(Ordering::Acquire) != 0;
-        (0..self.world).filter(|rank| !is_here(*rank)).collect()
+        let is_here = |rank| self.map.u32_at(self.line(rank) + at::PRESENT).load(Ordering::Acquire) != 0;
+        self.ranks().filter(|rank| !is_here(*rank)).collect()
     }
 
-    /// Rank 0: the memory is sized, the plan is written.
+    /// The node's leader: the memory is sized, the plan is written.
     pub(crate) fn publish(&self, extent: Extent) {
         let Extent { plan_bytes, words_bytes, total_bytes } = extent;
         self.map.u64_at(at::PLAN_BYTES).store(plan_bytes as u64, Ordering::Relaxed);
@@ -119,7 +117,7 @@ impl Control {
         wake_all(state);
     }
 
-    /// The others: waits until rank 0 has published.
+    /// The others: waits until the leader has published.
     pub(crate) fn published(&self, deadline: Instant) -> Result<Extent, Broken> {
         let state = self.map.u32_at(at::STATE);
         loop {
@@ -132,8 +130,8 @@ impl Control {
             }
             if wait_until(state, seen, deadline) == Waited::TimedOut {
                 let absent = self.absent();
-                // Rank 0 may be here and still have failed to publish.
-                let missing = if absent.is_empty() { vec![0] } else { absent };
+                // The leader may be here and still have failed to publish.
+                let missing = if absent.is_empty() { vec![self.ranks.start] } else { absent };
                 return Err(Broken::TimedOut { missing });
             }
         }
@@ -149,14 +147,16 @@ impl Control {
 
     /// Enters round `count` on behalf of `rank`, saying what it is. False when the group was given
     /// up before.
-    pub(crate) fn enter(&self, rank: usize, count: u32, op: u64) -> bool {
-        self.op(rank, count).store(op, Ordering::Relaxed);
-        let line_word = self.map.u32_at(line(rank));
+    pub(crate) fn enter(&self, rank: usize, count: u32, op: OpWords) -> bool {
+        for (index, word) in op.into_iter().enumerate() {
+            self.op(rank, count, index).store(word, Ordering::Relaxed);
+        }
+        let line_word = self.map.u32_at(self.line(rank));
         let entered = line_word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |word| {
             (word & MARK == 0).then_some(count & COUNT)
         });
         // Sequentially consistent with the sleeper, who counts itself before it looks again.
-        if self.map.u32_at(line(rank) + at::SLEEPERS).load(Ordering::SeqCst) != 0 {
+        if self.map.u32_at(self.line(rank) + at::SLEEPERS).load(Ordering::SeqCst) != 0 {
             wake_all(line_word);
         }
         entered.is_ok()
@@ -164,7 +164,7 @@ impl Control {
 
     /// Waits until every rank has entered round `count`.
     pub(crate) fn wait_all(&self, count: u32, deadline: Instant) -> Result<(), Broken> {
-        for rank in 0..self.world {
+        for rank in self.ranks() {
             if let Err(is_marked) = self.wait_for(rank, count, deadline) {
                 let missing = self.missing(count);
                 return match is_marked {
@@ -179,8 +179,8 @@ impl Control {
     }
 
     fn wait_for(&self, rank: usize, count: u32, deadline: Instant) -> Result<(), IsMarked> {
-        let word = self.map.u32_at(line(rank));
-        let sleepers = self.map.u32_at(line(rank) + at::SLEEPERS);
+        let word = self.map.u32_at(self.line(rank));
+        let sleepers = self.map.u32_at(self.line(rank) + at::SLEEPERS);
         let spin_until = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
         loop {
             let seen = word.load(Ordering::Acquire);
@@ -209,15 +209,31 @@ impl Control {
 
     fn missing(&self, count: u32) -> Vec<usize> {
         let has_entered =
-            |rank| has_reached(self.map.u32_at(line(rank)).load(Ordering::Acquire), count);
-        (0..self.world).filter(|rank| !has_entered(*rank)).collect()
+            |rank| has_reached(self.map.u32_at(self.line(rank)).load(Ordering::Acquire), count);
+        self.ranks().filter(|rank| !has_entered(*rank)).collect()
     }
 
     /// The first rank that entered round `count` for something else, with what.
-    pub(crate) fn first_other_op(&self, count: u32, op: u64) -> Option<(usize, u64)> {
-        (0..self.world)
-            .map(|rank| (rank, self.op(rank, count).load(Ordering::Relaxed)))
-            .find(|(_, theirs)| *theirs != op)
+    pub(crate) fn first_other_op(&self, count: u32, op: OpWords) -> Option<(usize, OpWords)> {
+        let theirs = |rank| [0, 1].map(|index| self.op(rank, count, index).load(Ordering::Relaxed));
+        self.ranks().map(|rank| (rank, theirs(rank))).find(|(_, theirs)| *theirs != op)
+    }
+
+    /// Says which ranks of other nodes `rank` waits for; bit r for rank r.
+    pub(crate) fn set_blocked_on(&self, rank: usize, ranks: u64) {
+        self.map.u64_at(self.line(rank) + at::BLOCKED).store(ranks, Ordering::Relaxed);
+    }
+
+    /// Who is at fault when `missing` are: those of another node that they themselves wait for, if any.
+    pub(crate) fn blamed(&self, missing: &[usize]) -> Vec<usize> {
+        let blocked_on = |rank: &usize| {
+            self.map.u64_at(self.line(*rank) + at::BLOCKED).load(Ordering::Relaxed)
+        };
+        let to_blame = |rank: &usize| match blocked_on(rank) {
+            0 => 1 << rank,
+            others => others,
+        };
+        ranks_of(missing.iter().fold(0, |all, rank| all | to_blame(rank)))
     }
 
     /// Gives the group up, unless that has happened: the first verdict stays. Wakes everybody.
@@ -226,76 +242,50 @@ impl Control {
         if claimed.swap(1, Ordering::AcqRel) != 0 {
             return;
         }
-        let (kind, rank, text) = match verdict {
-            Verdict::Left { rank } => (Verdict::LEFT, *rank, &[][..]),
-            Verdict::TimedOut { rank } => (Verdict::TIMED_OUT, *rank, &[][..]),
-            Verdict::PlanMismatch { rank, report } => {
-                (Verdict::PLAN_MISMATCH, *rank, report.as_slice())
-            }
-        };
-        let text = &text[..text.len().min(Verdict::TEXT_CAP)];
-        self.map.store_octets(at::VERDICT_TEXT, text);
-        let store = |offset, value: usize| {
-            let value = u32::try_from(value).unwrap_or(u32::MAX);
-            self.map.u32_at(offset).store(value, Ordering::Relaxed);
-        };
-        store(at::VERDICT_TEXT_BYTES, text.len());
-        store(at::VERDICT_RANK, rank);
-        self.map.u32_at(at::VERDICT_KIND).store(kind, Ordering::Relaxed);
-        let words = (0..MAX_WORLD).map(line).chain([at::STATE]);
-        for word in words.map(|offset| self.map.u32_at(offset)) {
+        let text = verdict.to_text(VERDICT_CAP);
+        self.map.store_octets(at::VERDICT, &text);
+        let bytes = u32::try_from(text.len()).unwrap_or(0);
+        self.map.u32_at(at::VERDICT_BYTES).store(bytes, Ordering::Relaxed);
+        let lines = (0..MAX_WORLD).map(|index| at::LINES + index * at::LINE_BYTES);
+        for word in lines.chain([at::STATE]).map(|offset| self.map.u32_at(offset)) {
             // Releases the verdict to whoever sees the mark.
             word.fetch_or(MARK, Ordering::SeqCst);
             wake_all(word);
         }
     }
 
-    /// Why the group was given up; to be asked after a mark was seen.
-    pub(crate) fn verdict(&self) -> Option<Verdict> {
-        let load = |offset| {
-            usize::try_from(self.map.u32_at(offset).load(Ordering::Relaxed)).unwrap_or(usize::MAX)
-        };
-        let rank = load(at::VERDICT_RANK);
-        match self.map.u32_at(at::VERDICT_KIND).load(Ordering::Relaxed) {
-            Verdict::LEFT => Some(Verdict::Left { rank }),
-            Verdict::TIMED_OUT => Some(Verdict::TimedOut { rank }),
-            Verdict::PLAN_MISMATCH => {
-                let len = load(at::VERDICT_TEXT_BYTES).min(Verdict::TEXT_CAP);
-                let report = self.map.load_octets(at::VERDICT_TEXT, len);
-                Some(Verdict::PlanMismatch { rank, report })
-            }
-            _ => None,
-        }
+    /// Whether the group was given up.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.map.u32_at(at::STATE).load(Ordering::Acquire) & MARK != 0
     }
 
-    /// Writes word `index` of this rank's ballot. Two sets, used in turn as on the board.
-    pub(crate) fn cast(&self, turn: u64, rank: usize, words: [u64; 4]) {
+    /// Why the group was given up; to be asked after a mark was seen.
+    pub(crate) fn verdict(&self) -> Option<Verdict> {
+        let bytes = self.map.u32_at(at::VERDICT_BYTES).load(Ordering::Relaxed) as usize;
+        Verdict::of_text(&self.map.load_octets(at::VERDICT, bytes.min(VERDICT_CAP)))
+    }
+
+    /// Writes a rank's ballot, of whatever node. Two sets, used in turn as on the board.
+    pub(crate) fn cast(&self, turn: u64, rank: usize, words: BallotWords) {
         for (index, word) in words.into_iter().enumerate() {
             self.map.u64_at(ballot(turn, rank) + 8 * index).store(word, Ordering::Relaxed);
         }
     }
 
     /// A rank's ballot.
-    pub(crate) fn ballot(&self, turn: u64, rank: usize) -> [u64; 4] {
-        [0, 1, 2, 3]
-            .map(|index| self.map.u64_at(ballot(turn, rank) + 8 * index).load(Ordering::Relaxed))
+    pub(crate) fn ballot(&self, turn: u64, rank: usize) -> BallotWords {
+        std::array::from_fn(|index| {
+            self.map.u64_at(ballot(turn, rank) + 8 * index).load(Ordering::Relaxed)
+        })
     }
 
-    /// Number `index` of what `rank` brings to the exchange of round `count`.
-    pub(crate) fn exchanged(
-        &self,
-        count: u32,
-        rank: usize,
-        index: usize,
-    ) -> &std::sync::atomic::AtomicU64 {
+    fn op(&self, rank: usize, count: u32, index: usize) -> &AtomicU64 {
         let turn = usize::from(!count.is_multiple_of(2));
-        let row = (turn * MAX_WORLD + rank) * EXCHANGE_LEN;
-        self.map.u64_at(at::EXCHANGE + (row + index) * 8)
+        self.map.u64_at(self.line(rank) + at::OPS + 16 * turn + 8 * index)
     }
 
-    fn op(&self, rank: usize, count: u32) -> &std::sync::atomic::AtomicU64 {
-        let turn = usize::from(!count.is_multiple_of(2));
-        self.map.u64_at(line(rank) + at::OPS + 8 * turn)
+    fn line(&self, rank: usize) -> usize {
+        at::LINES + (rank - self.ranks.start) * at::LINE_BYTES
     }
 }
 
@@ -304,7 +294,7 @@ enum IsMarked {
     No,
 }
 
-/// Refuses to map what rank 0 cannot have meant.
+/// Refuses to map what the leader cannot have meant.
 pub(crate) fn checked_extent(extent: Extent) -> Result<Extent, GroupError> {
     let Extent { plan_bytes, words_bytes, total_bytes } = extent;
     let plan_end = CONTROL_BYTES.checked_add(plan_bytes);
@@ -313,10 +303,6 @@ pub(crate) fn checked_extent(extent: Extent) -> Result<Extent, GroupError> {
     }
     let error = io::Error::new(io::ErrorKind::InvalidData, format!("{extent:?}"));
     Err(GroupError::io("reading the extent of the group's memory", error))
-}
-
-fn line(rank: usize) -> usize {
-    at::LINES + rank * at::LINE_BYTES
 }
 
 fn ballot(turn: u64, rank: usize) -> usize {

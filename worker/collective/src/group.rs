@@ -1,22 +1,39 @@
 //! What a process group can do, whatever carries it.
 
-use lockstep_shm::Lease;
+use std::ops::Range;
 
-use crate::{Aborter, GroupError, Plan, SumOrder};
+use lockstep_shm::{Combine, Dtype, Lease, Span};
+
+use crate::{Aborter, GroupError, Plan, SumOrder, Topology, What};
+
+/// What carries a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// Pages that all ranks share: one node.
+    Shm,
+    /// Connections between ranks: every rank is a node of its own.
+    Tcp,
+    /// Shared pages inside a node, connections between nodes.
+    Hier,
+}
 
 /// One rank's part in the votes of a step. They travel in the header of the step's last bucket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ballot {
     /// The step; must be the same everywhere.
     pub step: u64,
     /// Grains of the step over all ranks; must be the same everywhere.
     pub grains_total: u64,
-    /// How many of them are this rank's. A rank without any still takes part.
-    pub grains: u64,
+    /// Which of them are this rank's. A rank without any still takes part.
+    pub grains: Range<usize>,
     /// This rank wants to stop after the step.
     pub stop: bool,
     /// This rank's loss is not finite.
     pub non_finite: bool,
+    /// This rank ran out of memory in the step.
+    pub out_of_memory: bool,
+    /// What this rank's collectives and weights amount to; must be the same everywhere.
+    pub digest: u64,
 }
 
 /// The outcome of a vote, identical on all ranks.
@@ -28,65 +45,114 @@ pub struct Tally {
     pub non_finite: bool,
     /// Bit r: it came from rank r. None is set when only a sum overflowed.
     pub non_finite_ranks: u64,
+    /// Bit r: rank r ran out of memory.
+    pub out_of_memory_ranks: u64,
+    /// Bit r: the digest of rank r is another than most ranks'.
+    pub digest_ranks: u64,
     /// How many ranks had grains.
     pub with_data: usize,
 }
 
+/// How contributions become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReduceOp {
+    /// Their sum.
+    Sum,
+    /// Their sum, divided by the number of ranks. Not of integers.
+    Avg,
+    /// The greatest; not a number if any is none.
+    Max,
+}
+
+impl ReduceOp {
+    pub(crate) fn combine(self) -> Combine {
+        match self {
+            Self::Sum | Self::Avg => Combine::Sum,
+            Self::Max => Combine::Max,
+        }
+    }
+}
+
 /// Ranks that call collectives together, in the same order, each with a deadline.
 ///
-/// Works in place on leased ranges of the arena (`lockstep_shm::OwnArena`); after an error the
-/// group answers everything with that error.
-pub trait ProcessGroup: Send {
+/// Works in place on leased ranges of the arena (`lockstep_shm::OwnArena`), which are handed back
+/// when all is well; after an error the group answers everything with that error.
+///
+/// # Shapes
+/// A `span` lies under its `lease`; where an order names several own arenas, the lease covers
+/// all of them. Results are in arena 0.
+///
+/// # Errors
+/// See [`GroupError`].
+pub trait ProcessGroup: Send + std::fmt::Debug {
+    /// What carries it.
+    fn backend(&self) -> Backend;
+
     /// This rank.
     fn rank(&self) -> usize;
 
     /// How many ranks there are.
     fn world_size(&self) -> usize;
 
+    /// Which of them share a node.
+    fn topology(&self) -> &Topology;
+
     /// The agreed plan.
     fn plan(&self) -> &Plan;
 
-    /// Sums the contributions to `bucket` in the given order; afterwards arena 0 of every rank holds
-    /// the same bits there.
-    ///
-    /// # Shapes
-    /// `lease` covers the bucket's range of arena 0 and of every own arena that `order` names.
-    ///
-    /// # Errors
-    /// See [`GroupError`].
+    /// Which of `len` numbers a reduce-scatter leaves at `rank`, and an all-gather takes from it.
+    fn part(&self, rank: usize, len: usize, dtype: Dtype) -> Range<usize>;
+
+    /// Combines the contributions in the given order; afterwards all ranks have the same bits.
     fn all_reduce(
         &mut self,
-        bucket: usize,
+        what: What,
         lease: Lease,
+        span: Span,
+        op: ReduceOp,
         order: &SumOrder,
-    ) -> Result<(), GroupError>;
+    ) -> Result<Lease, GroupError>;
 
-    /// [`ProcessGroup::all_reduce`] of the step's last bucket, with the votes in its header.
+    /// [`ProcessGroup::all_reduce`] of the step's last bucket, a sum of all its floats, with the votes
+    /// in its header. Afterwards every row of the board is on every node.
     fn all_reduce_and_vote(
         &mut self,
         bucket: usize,
         lease: Lease,
         order: &SumOrder,
         ballot: Ballot,
-    ) -> Result<Tally, GroupError>;
+    ) -> Result<(Lease, Tally), GroupError>;
 
-    /// Gives every rank what `root` has in `values`, by way of arena 0.
-    ///
-    /// # Shapes
-    /// `lease` covers exactly `values.len()` floats of arena 0; those of `root` hold its values.
+    /// Combines the contributions in the given order; afterwards each rank has its own part, and
+    /// what is in the others has any value.
+    fn reduce_scatter(
+        &mut self,
+        what: What,
+        lease: Lease,
+        span: Span,
+        op: ReduceOp,
+        order: &SumOrder,
+    ) -> Result<Lease, GroupError>;
+
+    /// Gives every rank the part of each.
+    fn all_gather(&mut self, what: What, lease: Lease, span: Span) -> Result<Lease, GroupError>;
+
+    /// Gives every rank what `root` has.
     fn broadcast(
         &mut self,
+        what: What,
         root: usize,
         lease: Lease,
-        values: &mut [f32],
-    ) -> Result<(), GroupError>;
-
-    /// Sums `values` over all ranks in rank order; exact where only one rank's entry is not zero.
-    fn all_reduce_f64(&mut self, values: &mut [f64]) -> Result<(), GroupError>;
+        span: Span,
+    ) -> Result<Lease, GroupError>;
 
     /// Returns once every rank has called it.
     fn barrier(&mut self) -> Result<(), GroupError>;
 
     /// The way to give the group up from another thread.
     fn aborter(&self) -> Aborter;
+
+    /// Leaves after the last collective. Others are not disturbed, as they are when a group that is
+    /// in use is dropped.
+    fn leave(self: Box<Self>);
 }

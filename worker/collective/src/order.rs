@@ -2,10 +2,12 @@
 
 use lockstep_shm::{Source, SumOp};
 
+use crate::Topology;
+
 /// A checked program over a stack of partial sums, which leaves one sum (none when it is empty).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SumOrder {
-    ops: Vec<SumOp>,
+    ops: Vec<SumOp<Source>>,
 }
 
 /// A list of operations that is no sum.
@@ -29,7 +31,7 @@ pub enum OrderError {
 
 impl SumOrder {
     /// Checks that `ops` leaves one sum, or is empty.
-    pub fn new(ops: Vec<SumOp>) -> Result<Self, OrderError> {
+    pub fn new(ops: Vec<SumOp<Source>>) -> Result<Self, OrderError> {
         let mut depth = 0;
         for (index, op) in ops.iter().enumerate() {
             let needed = match op {
@@ -66,9 +68,35 @@ impl SumOrder {
         Self { ops }
     }
 
+    /// The ranks of each node in order, then the nodes' sums in order: one sum of each node goes
+    /// over the network. `has_part`: which ranks have anything.
+    pub fn by_node(topology: &Topology, has_part: impl Fn(usize) -> bool) -> Self {
+        let mut ops = Vec::new();
+        let mut is_first_node = true;
+        for node in 0..topology.node_count() {
+            let ranks = topology.members(node).filter(|rank| has_part(*rank));
+            let before = ops.len();
+            ops.extend(Self::in_rank_order(ranks).ops);
+            if before < ops.len() && !is_first_node {
+                ops.push(SumOp::Add);
+            }
+            is_first_node &= before == ops.len();
+        }
+        Self { ops }
+    }
+
     /// The operations.
-    pub fn ops(&self) -> &[SumOp] {
+    pub fn ops(&self) -> &[SumOp<Source>] {
         &self.ops
+    }
+
+    /// How many ranks there must be.
+    pub fn world(&self) -> usize {
+        let ranks = self.ops.iter().map(|op| match op {
+            SumOp::Push(source) | SumOp::AddSource(source) => source.rank + 1,
+            SumOp::Add => 0,
+        });
+        ranks.max().unwrap_or(0)
     }
 
     /// How many arenas `rank` contributes; they are its first ones.

@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// Everything that ranks agree on when a group forms.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// World size.
-    pub world: usize,
+    /// Ranks of each node.
+    pub nodes: Vec<usize>,
     /// Floats of an arena.
     pub arena_len: usize,
     /// Arenas of each rank.
     pub slots: usize,
-    /// The order of additions, by name.
-    pub reduction: String,
+    /// Whatever else must be the same, by name: in which order gradients are added, how they travel.
+    pub settings: Vec<(String, String)>,
     /// Rows of the board: the most grains a step may have.
     pub grain_rows: usize,
     /// Columns of the board: numbers that each grain reports.
@@ -95,15 +95,14 @@ impl Plan {
 
     fn first_different_property(&self, other: &Self) -> Option<Difference> {
         // Destructured, so that a new field is compared or does not compile.
-        let Self { world, arena_len, slots, reduction, grain_rows, grain_columns, buckets } = self;
+        let Self { nodes, arena_len, slots, settings, grain_rows, grain_columns, buckets } = self;
         let ranges = |buckets: &[Bucket]| -> Vec<Range<usize>> {
             buckets.iter().map(|bucket| bucket.range.clone()).collect()
         };
         let properties = [
-            ("the world size", world.to_string(), other.world.to_string()),
+            ("the ranks of each node", format!("{nodes:?}"), format!("{:?}", other.nodes)),
             ("the length of an arena", arena_len.to_string(), other.arena_len.to_string()),
             ("the number of arenas", slots.to_string(), other.slots.to_string()),
-            ("the reduction", reduction.clone(), other.reduction.clone()),
             ("the most grains", grain_rows.to_string(), other.grain_rows.to_string()),
             ("the numbers of a grain", grain_columns.to_string(), other.grain_columns.to_string()),
             (
@@ -112,10 +111,24 @@ impl Plan {
                 format!("{:?}", ranges(&other.buckets)),
             ),
         ];
+        let properties = properties.map(|(what, ours, theirs)| (what.to_owned(), ours, theirs));
+        let value = |plan: &Self, name: &str| {
+            let setting = plan.settings.iter().find(|(setting, _)| setting == name);
+            setting.map_or_else(|| "nothing".to_owned(), |(_, value)| value.clone())
+        };
+        let settings = settings.iter().chain(&other.settings);
+        let settings =
+            settings.map(|(name, _)| (name.clone(), value(self, name), value(other, name)));
         properties
             .into_iter()
+            .chain(settings)
             .find(|(_, ours, theirs)| ours != theirs)
-            .map(|(what, ours, theirs)| Difference { what: what.to_owned(), ours, theirs })
+            .map(|(what, ours, theirs)| Difference { what, ours, theirs })
+    }
+
+    /// How many ranks there are.
+    pub fn world(&self) -> usize {
+        self.nodes.iter().sum()
     }
 
     fn placed_params(&self) -> impl Iterator<Item = (&PlanParam, usize)> {
@@ -151,10 +164,10 @@ mod tests {
             shape: shape.to_vec(),
         };
         Plan {
-            world: 2,
+            nodes: vec![2],
             arena_len: 10,
             slots: 1,
-            reduction: "fast".to_owned(),
+            settings: vec![("the reduction".to_owned(), "fast".to_owned())],
             grain_rows: 4,
             grain_columns: 2,
             buckets: vec![
@@ -187,6 +200,11 @@ mod tests {
         other.grain_rows = 5;
         assert_eq!(plan().first_difference(&other).unwrap().what, "the most grains");
         assert_ne!(plan().hash(), other.hash());
+        let mut other = plan();
+        other.settings.push(("the hook".to_owned(), "bf16".to_owned()));
+        let difference = plan().first_difference(&other).unwrap();
+        assert_eq!((&*difference.what, &*difference.ours), ("the hook", "nothing"));
+        assert_eq!(other.first_difference(&plan()).unwrap().theirs, "nothing");
     }
 
     #[test]

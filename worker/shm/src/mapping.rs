@@ -1,5 +1,5 @@
 //! A shared mapping of a file: words as atomics, floats by [`crate::OwnArena`] and
-//! [`crate::Summer`].
+//! [`crate::NodeArenas`].
 #![expect(unsafe_code, reason = "maps pages and makes atomics of them; nothing else can")]
 
 use std::{
@@ -18,7 +18,7 @@ use rustix::{
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
 
-use crate::{ArenaShape, OwnArena, Summer};
+use crate::{ArenaShape, OwnArena, NodeArenas};
 
 /// Everything that is laid out in a mapping starts at a multiple of this.
 pub const PAGE_BYTES: usize = 4096;
@@ -39,7 +39,7 @@ pub struct Mapping {
 }
 
 // SAFETY: the pages live until `drop`, whoever holds the value. Words are reached as atomics only,
-// floats through `OwnArena` and `Summer`, which keep their own rules (crate documentation).
+// floats through `OwnArena` and `NodeArenas`, which keep their own rules (crate documentation).
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` gives out nothing but atomics and, once, the floats.
 unsafe impl Sync for Mapping {}
@@ -132,14 +132,14 @@ impl Mapping {
         self: &Arc<Self>,
         shape: ArenaShape,
         own: usize,
-    ) -> io::Result<(OwnArena, Summer)> {
+    ) -> io::Result<(OwnArena, NodeArenas)> {
         assert!(own < shape.ranks, "rank {own} of {}", shape.ranks);
         let needed = self.words_bytes + shape.bytes();
         assert!(needed <= self.bytes, "{shape:?} needs {needed} bytes of {}", self.bytes);
         if self.floats_taken.swap(true, Ordering::AcqRel) {
             return Err(io::Error::other("the floats of this mapping are already taken"));
         }
-        Ok((OwnArena::new(Arc::clone(self), shape, own), Summer::new(Arc::clone(self), shape, own)))
+        Ok((OwnArena::new(Arc::clone(self), shape, own), NodeArenas::new(Arc::clone(self), shape, own)))
     }
 
     /// The first float of the arena of (`rank`, `slot`), for `arena` and `sum` only.

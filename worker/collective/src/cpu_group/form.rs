@@ -1,0 +1,280 @@
+//! How a group forms: the ranks of a node meet in its control pages, their leader gives the memory
+//! its size and writes the plan, the others compare it with their own, and all wait for all. Then ranks connect
+//! to those of other nodes, and the leaders compare their plans.
+
+use std::{
+    io,
+    ops::Range,
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use lockstep_shm::{
+    ArenaShape, CONTROL_BYTES, FlightRecord, Found, Mapping, page_aligned, size_group_memory,
+};
+
+use crate::{
+    Board, Formed, GroupError, Phase, Plan, Topology,
+    error::Moment,
+    control::{Broken, Control, Extent, checked_extent},
+    net::{self, Network},
+    op::{Kind, Op},
+    verdict::{Report, Verdict, mismatch, ranks_of},
+};
+
+use super::{CpuGroup, Stage};
+
+/// How long a waiter looks before it sleeps, when every thread has a core of its own.
+const SPIN: Duration = Duration::from_micros(20);
+/// Largest plan that is written into a group's memory.
+const PLAN_BYTES_CAP: usize = 16 << 20;
+/// Round of the formation on a node.
+const FORMATION: u32 = 1;
+
+/// What a rank brings to join a group.
+#[derive(Debug)]
+pub struct Join<'a> {
+    /// The memory of its node's ranks; their leader gives it its size.
+    pub memory: BorrowedFd<'a>,
+    /// This rank.
+    pub rank: usize,
+    /// Who shares a node.
+    pub topology: Topology,
+    /// How to reach the ranks of other nodes, if there are any.
+    pub network: Option<Network>,
+    /// Bounds the formation, and later every single wait.
+    pub timeout: Duration,
+    /// Threads of each rank that may run at once. If the node's ranks have more than there are
+    /// cores, nobody looks for what it waits for without sleeping.
+    pub threads_per_rank: usize,
+    /// Where the rank says how far it is.
+    pub record: Option<Arc<FlightRecord>>,
+}
+
+impl CpuGroup {
+    /// Joins a group.
+    ///
+    /// # Errors
+    /// [`GroupError::FormationTimeout`] names who did not come; [`GroupError::PlanMismatch`] the
+    /// first parameter that two ranks see differently; [`GroupError::Unreachable`] and
+    /// [`GroupError::StaleGeneration`] whoever cannot be connected to.
+    ///
+    /// # Panics
+    /// If the plan has other nodes than the topology, there is no such rank, or a group of several
+    /// nodes has no network.
+    pub fn form(join: Join<'_>, plan: &Plan) -> Result<Formed, GroupError> {
+        let Join { memory, rank, topology, network, timeout, threads_per_rank, record } = join;
+        let sizes: Vec<usize> =
+            (0..topology.node_count()).map(|node| topology.members(node).len()).collect();
+        assert!(plan.nodes == sizes, "a plan for {:?}, the topology is {sizes:?}", plan.nodes);
+        assert!(topology.node_count() == 1 || network.is_some(), "several nodes need a network");
+        let started = Instant::now();
+        let deadline = started + timeout;
+        let node = topology.node_of(rank);
+        let ranks = topology.members(node);
+        let early = Mapping::of_file(memory, CONTROL_BYTES, CONTROL_BYTES)
+            .map_err(|error| GroupError::io("mapping the group's control pages", error))?;
+        let early =
+            Control::new(Arc::new(early), ranks.clone(), spin(ranks.len() * threads_per_rank));
+        if !early.claim(rank) {
+            let taken = io::Error::other(format!("rank {rank} has already joined"));
+            return Err(GroupError::io("joining the group", taken));
+        }
+        let leaving = LeaveOnError { control: Some(early.clone()), rank };
+        let map = if rank == topology.leader(node) {
+            lead(memory, &early, &ranks, plan)?
+        } else {
+            let extent = early
+                .published(deadline)
+                .map_err(|broken| not_formed(&early, rank, broken, started))?;
+            follow(memory, &early, rank, plan, checked_extent(extent)?)?
+        };
+        let map = Arc::new(map);
+        let control = early.in_map(Arc::clone(&map));
+        let local = rank - ranks.start;
+        let (arena, arenas) = map
+            .take_floats(shape(plan, &ranks), local)
+            .map_err(|error| GroupError::io("taking the group's arenas", error))?;
+        let board = Board::new(map, board_offset(plan), plan.grain_rows, plan.grain_columns);
+        let op = Op::without_numbers(Kind::Formation);
+        control.enter(rank, FORMATION, op.words(Phase::Entering));
+        control
+            .wait_all(FORMATION, deadline)
+            .map_err(|broken| not_formed(&control, rank, broken, started))?;
+        let mesh = match &network {
+            Some(network) if 1 < topology.node_count() => {
+                Some(net::join(rank, &topology, network, started, deadline)?)
+            }
+            _ => None,
+        };
+        let group = Self {
+            rank,
+            node,
+            topology,
+            plan: plan.clone(),
+            timeout,
+            control,
+            arenas,
+            mesh,
+            board: board.clone(),
+            record,
+            round: FORMATION,
+            sequence: 0,
+            turn: 0,
+            found: Found::default(),
+            found_ranks: 0,
+            split: None,
+            failed: None,
+            has_left: false,
+        };
+        // From here on dropping the group tells the others.
+        leaving.stay();
+        let group = group.agreed(op)?;
+        tracing::debug!(rank, plan = plan.hash(), "formed a group");
+        Ok(Formed { group, arena, board })
+    }
+
+    /// The leaders compare their plans.
+    fn agreed(mut self, op: Op) -> Result<Self, GroupError> {
+        if self.mesh.is_none() {
+            return Ok(self);
+        }
+        let hash = self.plan.hash().into_bytes();
+        let hashes = self.exchange_notes(op, Stage::Notes, hash)?;
+        // All leaders see the same hashes, so all of them go on or none.
+        if hashes.iter().any(|hash| *hash != hashes[0]) {
+            let plans = self.exchange_notes(op, Stage::Details, self.plan.to_text())?;
+            let plans: Result<Vec<Plan>, _> =
+                plans.iter().map(|plan| serde_json::from_slice(plan)).collect();
+            let plans =
+                plans.map_err(|error| GroupError::io("reading a plan", io::Error::from(error)))?;
+            let differs = |plan: &Plan| plans[0].first_difference(plan);
+            let found = (0..).zip(&plans).find_map(|(node, plan)| Some((node, differs(plan)?)));
+            if let Some((node, difference)) = found {
+                let rank = self.topology.leader(node);
+                let report = Report {
+                    what: difference.what,
+                    rank_zero: difference.ours,
+                    other: difference.theirs,
+                };
+                self.control.give_up(&Verdict::PlanMismatch { rank, report: report.clone() });
+                // The others have seen it themselves.
+                self.failed = Some(mismatch(rank, report.clone()));
+                return Err(mismatch(rank, report));
+            }
+        }
+        self.meet(op, Phase::Leaving)?;
+        Ok(self)
+    }
+}
+
+/// Tells the others at once when this rank cannot join.
+struct LeaveOnError {
+    control: Option<Control>,
+    rank: usize,
+}
+
+impl LeaveOnError {
+    fn stay(mut self) {
+        self.control = None;
+    }
+}
+
+impl Drop for LeaveOnError {
+    fn drop(&mut self) {
+        if let Some(control) = &self.control {
+            control.give_up(&Verdict::Left { rank: self.rank });
+        }
+    }
+}
+
+/// The leader: sizes the memory, writes the plan into it, lets the others in.
+fn lead(
+    fd: impl AsFd,
+    early: &Control,
+    ranks: &Range<usize>,
+    plan: &Plan,
+) -> Result<Mapping, GroupError> {
+    let text = plan.to_text();
+    if PLAN_BYTES_CAP < text.len() {
+        let error = io::Error::other(format!("{} bytes, at most {PLAN_BYTES_CAP}", text.len()));
+        return Err(GroupError::io("writing the plan", error));
+    }
+    let extent = extent_of(plan, ranks, text.len());
+    size_group_memory(&fd, extent.total_bytes)
+        .map_err(|error| GroupError::io("giving the group's memory its size", error))?;
+    let map = Mapping::of_file(&fd, extent.total_bytes, extent.words_bytes)
+        .map_err(|error| GroupError::io("mapping the group's memory", error))?;
+    map.store_octets(CONTROL_BYTES, &text);
+    early.publish(extent);
+    Ok(map)
+}
+
+/// The others: map what the leader made and compare the plans.
+fn follow(
+    fd: impl AsFd,
+    early: &Control,
+    rank: usize,
+    plan: &Plan,
+    extent: Extent,
+) -> Result<Mapping, GroupError> {
+    let map = Mapping::of_file(&fd, extent.total_bytes, extent.words_bytes)
+        .map_err(|error| GroupError::io("mapping the group's memory", error))?;
+    let text = map.load_octets(CONTROL_BYTES, extent.plan_bytes);
+    let leader: Plan = serde_json::from_slice(&text)
+        .map_err(|error| GroupError::io("reading the plan of rank 0", error.into()))?;
+    let Some(difference) = leader.first_difference(plan) else { return Ok(map) };
+    let report =
+        Report { what: difference.what, rank_zero: difference.ours, other: difference.theirs };
+    early.give_up(&Verdict::PlanMismatch { rank, report: report.clone() });
+    Err(mismatch(rank, report))
+}
+
+fn not_formed(control: &Control, rank: usize, broken: Broken, started: Instant) -> GroupError {
+    let waited = started.elapsed();
+    match broken {
+        Broken::TimedOut { missing } => {
+            let mask = missing.iter().fold(0, |all, rank| all | 1 << rank);
+            control.give_up(&Verdict::TimedOut { rank, missing: mask });
+            GroupError::FormationTimeout { missing, waited }
+        }
+        Broken::Marked { missing } => match control.verdict() {
+            Some(Verdict::TimedOut { missing: theirs, .. }) => {
+                let missing = if missing.is_empty() { ranks_of(theirs) } else { missing };
+                GroupError::FormationTimeout { missing, waited }
+            }
+            Some(verdict) => verdict.error(rank, || Moment {
+                what: "the formation of the group".to_owned(),
+                sequence: 0,
+                phase: Phase::Entering,
+            }),
+            None => GroupError::Aborted { by: None },
+        },
+    }
+}
+
+fn extent_of(plan: &Plan, ranks: &Range<usize>, plan_bytes: usize) -> Extent {
+    let board_end =
+        board_offset_for(plan_bytes) + Board::bytes(plan.grain_rows, plan.grain_columns);
+    let words_bytes = page_aligned(board_end);
+    Extent { plan_bytes, words_bytes, total_bytes: words_bytes + shape(plan, ranks).bytes() }
+}
+
+fn shape(plan: &Plan, ranks: &Range<usize>) -> ArenaShape {
+    ArenaShape { ranks: ranks.len(), slots: plan.slots, len: plan.arena_len }
+}
+
+fn board_offset(plan: &Plan) -> usize {
+    board_offset_for(plan.to_text().len())
+}
+
+fn board_offset_for(plan_bytes: usize) -> usize {
+    page_aligned(CONTROL_BYTES + plan_bytes)
+}
+
+fn spin(threads: usize) -> Duration {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    if threads <= cores { SPIN } else { Duration::ZERO }
+}

@@ -1,0 +1,113 @@
+//! The head of a message: 56 bytes, little-endian, before the payload.
+
+use crate::op::OpWords;
+
+/// "LKS1", so that no other stream is taken for ours.
+const MAGIC: u32 = u32::from_le_bytes(*b"LKS1");
+
+/// What a message carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Numbers to be added up by whoever gets them.
+    Part,
+    /// Numbers as they are for all.
+    Result,
+    /// A few bytes that leaders tell each other.
+    Note,
+    /// The group is given up; the payload says why.
+    Abort,
+    /// No payload: the sender itself waits for the ranks whose bits `first` has.
+    Waiting,
+}
+
+/// The largest payload of a note or a verdict.
+pub(crate) const NOTE_BYTES_CAP: usize = 64 << 20;
+
+/// The head of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) kind: Kind,
+    /// Of a part: which of the sender's partial sums.
+    pub(crate) partial: u16,
+    /// The exchange it belongs to, counted from 1 since the group formed.
+    pub(crate) exchange: u64,
+    pub(crate) op: OpWords,
+    /// Of numbers: the first, in the collective.
+    pub(crate) first: u64,
+    /// Bytes of the payload.
+    pub(crate) bytes: u32,
+}
+
+impl Head {
+    pub(crate) const BYTES: usize = 56;
+
+    pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
+        let kind: u16 = match self.kind {
+            Kind::Part => 1,
+            Kind::Result => 2,
+            Kind::Note => 3,
+            Kind::Abort => 4,
+            Kind::Waiting => 5,
+        };
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..6].copy_from_slice(&kind.to_le_bytes());
+        bytes[6..8].copy_from_slice(&self.partial.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.exchange.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.op[0].to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.op[1].to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.first.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.bytes.to_le_bytes());
+        bytes
+    }
+
+    /// `None` when it is no head of ours.
+    pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let word = |at: usize| {
+            u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
+        };
+        let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let quarter = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
+        let kind = match half(4) {
+            1 => Kind::Part,
+            2 => Kind::Result,
+            3 => Kind::Note,
+            4 => Kind::Abort,
+            5 => Kind::Waiting,
+            _ => return None,
+        };
+        let is_ours = quarter(0) == MAGIC && bytes[44..].iter().all(|octet| *octet == 0);
+        is_ours.then(|| Self {
+            kind,
+            partial: half(6),
+            exchange: word(8),
+            op: [word(16), word(24)],
+            first: word(32),
+            bytes: quarter(40),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_comes_through_and_nothing_else_is_taken_for_one() {
+        let head = Head {
+            kind: Kind::Result,
+            partial: 3,
+            exchange: u64::MAX - 1,
+            op: [7, 8 << 50],
+            first: 1 << 40,
+            bytes: 12,
+        };
+        let bytes = head.encode();
+        assert_eq!(Head::decode(&bytes), Some(head));
+        for index in [0, 5, 50] {
+            let mut other = bytes;
+            other[index] ^= 0x40;
+            assert_eq!(Head::decode(&other), None, "octet {index}");
+        }
+    }
+}

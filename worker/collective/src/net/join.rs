@@ -1,0 +1,327 @@
+//! How the ranks of different nodes find each other: each listens on a socket that was bound for it,
+//! each connects to those of lower rank, and both ends prove that they know the group's key.
+
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::AsFd as _,
+    sync::{Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sha2::{Digest as _, Sha256};
+use snow::{Builder, HandshakeState, TransportState};
+
+use super::{
+    connection::{Channel, Connection},
+    mesh::Mesh,
+};
+use crate::{GroupError, Topology};
+
+/// Authentication by the key alone, with keys for encryption that nobody can find out later.
+const PROTOCOL: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
+const MAGIC: [u8; 4] = *b"LKSH";
+const HELLO_BYTES: usize = 24;
+/// Of each message of the handshake: a public key and a seal.
+const MESSAGE_BYTES: usize = 48;
+/// Before the answer: whether there is one, and the generation.
+const STATUS_BYTES: usize = 16;
+const WELCOME: u8 = 1;
+const STALE: u8 = 2;
+/// A caller that says nothing is hung up on after this long, so that it keeps nobody out.
+const GREETING: Duration = Duration::from_secs(2);
+/// Of one try to connect.
+const CONNECT: Duration = Duration::from_secs(3);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Callers whose greeting is awaited at once.
+const MAX_CALLERS: usize = 256;
+
+/// Where a rank may be reached, best first.
+pub type Endpoint = Vec<SocketAddr>;
+
+/// What a rank needs to meet ranks of other nodes.
+#[derive(Debug)]
+pub struct Network {
+    /// Its own socket, bound and listening.
+    pub listener: TcpListener,
+    /// Where each rank listens, in order of rank.
+    pub endpoints: Vec<Endpoint>,
+    /// What the group's ranks know and nobody else.
+    pub key: Vec<u8>,
+    /// The group's generation: ranks of another one are not let in.
+    pub generation: u64,
+    /// Whether everything between nodes is encrypted. It is authenticated at the beginning either way.
+    pub encrypt: bool,
+}
+
+/// Connects `rank` to all its neighbours.
+pub(crate) fn join(
+    rank: usize,
+    topology: &Topology,
+    network: &Network,
+    started: Instant,
+    deadline: Instant,
+) -> Result<Mesh, GroupError> {
+    let neighbours = topology.neighbours(rank);
+    let (lower, higher): (Vec<usize>, Vec<usize>) =
+        neighbours.iter().partition(|other| **other < rank);
+    let own = Own { rank, network, psk: psk(network), deadline };
+    let (accepted, called) = thread::scope(|scope| {
+        let accepting = scope.spawn(|| own.accept_all(&higher));
+        let called: Result<Vec<_>, GroupError> =
+            lower.iter().map(|other| own.call(*other)).collect();
+        (accepting.join(), called)
+    });
+    let mut connections = called?;
+    let accepted = accepted
+        .map_err(|_| GroupError::io("accepting ranks", io::Error::other("a thread panicked")))??;
+    connections.extend(accepted);
+    let has_come = |other: &usize| connections.iter().any(|it| it.rank == *other);
+    let missing: Vec<usize> = neighbours.into_iter().filter(|it| !has_come(it)).collect();
+    if !missing.is_empty() {
+        return Err(GroupError::FormationTimeout { missing, waited: started.elapsed() });
+    }
+    connections.sort_by_key(|connection| connection.rank);
+    Ok(Mesh::new(connections))
+}
+
+struct Own<'a> {
+    rank: usize,
+    network: &'a Network,
+    psk: [u8; 32],
+    deadline: Instant,
+}
+
+/// Who calls whom, in clear; the handshake proves it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Hello {
+    generation: u64,
+    from: usize,
+    to: usize,
+    encrypt: bool,
+}
+
+impl Hello {
+    fn encode(&self) -> [u8; HELLO_BYTES] {
+        let small = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX).to_le_bytes();
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = u8::from(self.encrypt);
+        bytes[8..16].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[16..20].copy_from_slice(&small(self.from));
+        bytes[20..].copy_from_slice(&small(self.to));
+        bytes
+    }
+
+    fn decode(bytes: &[u8; HELLO_BYTES]) -> Option<Self> {
+        let small = |at: usize| {
+            let word = u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
+            usize::try_from(word).ok()
+        };
+        let hello = Self {
+            generation: u64::from_le_bytes(std::array::from_fn(|index| bytes[8 + index])),
+            from: small(16)?,
+            to: small(20)?,
+            encrypt: bytes[4] == 1,
+        };
+        (hello.encode() == *bytes).then_some(hello)
+    }
+}
+
+impl Own<'_> {
+    /// Connects to a rank of lower number; tries until the deadline.
+    fn call(&self, other: usize) -> Result<Connection, GroupError> {
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        loop {
+            for address in &self.network.endpoints[other] {
+                match self.try_call(other, *address) {
+                    Ok(connection) => return Ok(connection),
+                    Err(Refusal::Stale { theirs }) => {
+                        let ours = self.network.generation;
+                        return Err(GroupError::StaleGeneration { rank: other, ours, theirs });
+                    }
+                    Err(Refusal::Io(error)) => {
+                        tracing::debug!(rank = other, %address, %error, "cannot reach a rank yet");
+                        last = io::Error::new(error.kind(), format!("{address}: {error}"));
+                    }
+                }
+            }
+            if self.left() <= PAUSE {
+                return Err(GroupError::Unreachable { rank: other, reason: last.to_string() });
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    fn try_call(&self, other: usize, address: SocketAddr) -> Result<Connection, Refusal> {
+        let limit = self.left().min(CONNECT).max(PAUSE);
+        let mut stream = TcpStream::connect_timeout(&address, limit)?;
+        prepare(&stream, limit)?;
+        let Network { generation, encrypt, .. } = *self.network;
+        let hello = Hello { generation, from: self.rank, to: other, encrypt }.encode();
+        let mut state = self.handshake(&hello)?.build_initiator().map_err(io::Error::other)?;
+        let mut message = [0; MESSAGE_BYTES];
+        state.write_message(&[], &mut message).map_err(io::Error::other)?;
+        stream.write_all(&hello)?;
+        stream.write_all(&message)?;
+        let mut status = [0; STATUS_BYTES];
+        stream.read_exact(&mut status)?;
+        let theirs = u64::from_le_bytes(std::array::from_fn(|index| status[8 + index]));
+        match status[0] {
+            WELCOME => {}
+            STALE => return Err(Refusal::Stale { theirs }),
+            _ => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+        }
+        stream.read_exact(&mut message)?;
+        state.read_message(&message, &mut []).map_err(io::Error::other)?;
+        Ok(Connection::new(other, self.channel(stream, state)?))
+    }
+
+    /// Takes in those of higher number until all are there or the deadline passes.
+    fn accept_all(&self, higher: &[usize]) -> Result<Vec<Connection>, GroupError> {
+        let fail = |error| GroupError::io("accepting ranks", error);
+        let listener = &self.network.listener;
+        listener.set_nonblocking(true).map_err(fail)?;
+        let come: Mutex<Vec<Connection>> = Mutex::default();
+        let lock = || come.lock().unwrap_or_else(PoisonError::into_inner);
+        thread::scope(|scope| {
+            let mut callers = Vec::new();
+            while lock().len() < higher.len() && !self.left().is_zero() {
+                callers.retain(|caller: &thread::ScopedJoinHandle<'_, ()>| !caller.is_finished());
+                match listener.accept() {
+                    Ok((stream, address)) if callers.len() < MAX_CALLERS => {
+                        callers.push(scope.spawn(move || match self.greet(stream, higher) {
+                            Ok(connection) => {
+                                let mut come = lock();
+                                if come.iter().all(|it| it.rank != connection.rank) {
+                                    come.push(connection);
+                                }
+                            }
+                            // Whoever it is, it does not keep the group from forming.
+                            Err(error) => {
+                                tracing::warn!(%address, %error, "a caller is not let in");
+                            }
+                        }));
+                    }
+                    // Hung up on.
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        // A greeting that ends meanwhile is seen after the pause.
+                        wait_readable(listener, self.left().min(PAUSE));
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(fail(error)),
+                }
+            }
+            Ok(())
+        })?;
+        Ok(come.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Answers a caller, if it is one of ours.
+    fn greet(&self, mut stream: TcpStream, higher: &[usize]) -> io::Result<Connection> {
+        stream.set_nonblocking(false)?;
+        prepare(&stream, self.left().min(GREETING).max(PAUSE))?;
+        let mut hello = [0; HELLO_BYTES];
+        stream.read_exact(&mut hello)?;
+        let no = |reason: &str| io::Error::new(io::ErrorKind::InvalidData, reason);
+        let said = Hello::decode(&hello).ok_or_else(|| no("it is no rank"))?;
+        let mut status = [0; STATUS_BYTES];
+        status[8..].copy_from_slice(&self.network.generation.to_le_bytes());
+        if said.generation != self.network.generation {
+            status[0] = STALE;
+            stream.write_all(&status)?;
+            return Err(no("it is of another generation"));
+        }
+        if said.to != self.rank || !higher.contains(&said.from) {
+            return Err(no("it is not expected here"));
+        }
+        if said.encrypt != self.network.encrypt {
+            return Err(no("only one end wants encryption"));
+        }
+        let mut state = self.handshake(&hello)?.build_responder().map_err(io::Error::other)?;
+        let mut message = [0; MESSAGE_BYTES];
+        stream.read_exact(&mut message)?;
+        state.read_message(&message, &mut []).map_err(|_| no("it does not know the group's key"))?;
+        state.write_message(&[], &mut message).map_err(io::Error::other)?;
+        status[0] = WELCOME;
+        stream.write_all(&status)?;
+        stream.write_all(&message)?;
+        Ok(Connection::new(said.from, self.channel(stream, state)?))
+    }
+
+    fn handshake<'h>(&'h self, hello: &'h [u8]) -> io::Result<Builder<'h>> {
+        let protocol = PROTOCOL.parse().map_err(io::Error::other)?;
+        let builder = Builder::new(protocol).psk(0, &self.psk).map_err(io::Error::other)?;
+        builder.prologue(hello).map_err(io::Error::other)
+    }
+
+    fn channel(&self, stream: TcpStream, state: HandshakeState) -> io::Result<Channel> {
+        stream.set_read_timeout(None)?;
+        stream.set_write_timeout(None)?;
+        let state: TransportState = state.into_transport_mode().map_err(io::Error::other)?;
+        Channel::new(stream, self.network.encrypt.then_some(state))
+    }
+
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+}
+
+/// Why a call was not answered.
+enum Refusal {
+    Stale { theirs: u64 },
+    Io(io::Error),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// The key of all handshakes of a generation.
+fn psk(network: &Network) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update(b"lockstep ranks");
+    hash.update(network.generation.to_le_bytes());
+    hash.update(&network.key);
+    hash.finalize().into()
+}
+
+/// Small messages leave at once, and nothing is awaited for longer than `limit`.
+fn prepare(stream: &TcpStream, limit: Duration) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.set_write_timeout(Some(limit))
+}
+
+fn wait_readable(listener: &TcpListener, limit: Duration) {
+    let timeout = Timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    let fd = PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN);
+    // Interrupted or refused: the caller looks again, and its deadline stands.
+    poll(&mut [fd], Some(&timeout)).ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hello_comes_through_and_nothing_else_is_taken_for_one() {
+        let hello = Hello { generation: 7 << 40, from: 3, to: 2, encrypt: true };
+        let bytes = hello.encode();
+        assert_eq!(Hello::decode(&bytes), Some(hello));
+        for index in [0, 4, 6] {
+            let mut other = bytes;
+            other[index] ^= 0x40;
+            assert_eq!(Hello::decode(&other), None, "octet {index}");
+        }
+    }
+}

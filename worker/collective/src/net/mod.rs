@@ -1,0 +1,17 @@
+//! Between nodes: connections of ranks, and the messages on them.
+
+mod connection;
+mod head;
+mod join;
+mod mesh;
+mod moves;
+mod notes;
+mod transfer;
+
+pub use join::{Endpoint, Network};
+
+pub(crate) use join::join;
+pub(crate) use mesh::{Call, Deadline, EXCHANGES, Mesh, MeshError};
+pub(crate) use moves::Moves;
+pub(crate) use notes::exchange_notes;
+pub(crate) use transfer::{Numbers, Transfer};

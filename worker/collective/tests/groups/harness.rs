@@ -1,0 +1,134 @@
+//! Groups of threads: each rank maps its node's memory for itself, as a process would.
+
+use std::{
+    net::TcpListener,
+    ops::Range,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Mutex,
+    thread,
+    time::Duration,
+};
+
+use lockstep_collective::{
+    Ballot, Bucket, CpuGroup, Formed, GroupError, Join, Network, Plan, PlanParam, Topology,
+};
+use lockstep_shm::create_group_memory;
+use proptest::prelude::*;
+
+/// Long enough for a loaded machine; no test that passes waits for it.
+pub(crate) const PATIENT: Duration = Duration::from_secs(30);
+/// For tests that wait until it is over.
+pub(crate) const SHORT: Duration = Duration::from_secs(3);
+
+/// What the ranks of a group need to meet, each once.
+pub(crate) struct Site {
+    pub(crate) topology: Topology,
+    memories: Vec<OwnedFd>,
+    listeners: Mutex<Vec<Option<TcpListener>>>,
+    endpoints: Vec<Vec<std::net::SocketAddr>>,
+    pub(crate) encrypt: bool,
+}
+
+impl Site {
+    /// Nodes of so many ranks each.
+    pub(crate) fn new(sizes: &[usize]) -> Self {
+        let mut next = 0;
+        let node = |size: &usize| {
+            next += size;
+            next - size..next
+        };
+        let topology = Topology::new(sizes.iter().map(node).collect()).unwrap();
+        let listeners: Vec<TcpListener> =
+            (0..topology.world()).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        Self {
+            memories: sizes.iter().map(|_| create_group_memory().unwrap()).collect(),
+            endpoints: listeners.iter().map(|it| vec![it.local_addr().unwrap()]).collect(),
+            listeners: Mutex::new(listeners.into_iter().map(Some).collect()),
+            topology,
+            encrypt: false,
+        }
+    }
+
+    /// Where a rank listens.
+    pub(crate) fn address(&self, rank: usize) -> std::net::SocketAddr {
+        self.endpoints[rank][0]
+    }
+
+    pub(crate) fn network(&self, rank: usize, generation: u64) -> Network {
+        let listener = self.listeners.lock().unwrap()[rank].take();
+        Network {
+            listener: listener.unwrap_or_else(|| TcpListener::bind("127.0.0.1:0").unwrap()),
+            endpoints: self.endpoints.clone(),
+            key: b"a key".to_vec(),
+            generation,
+            encrypt: self.encrypt,
+        }
+    }
+
+    pub(crate) fn join(
+        &self,
+        rank: usize,
+        plan: &Plan,
+        timeout: Duration,
+        network: Network,
+    ) -> Result<Formed, GroupError> {
+        let topology = self.topology.clone();
+        let memory = self.memories[topology.node_of(rank)].as_fd();
+        let network = (1 < topology.node_count()).then_some(network);
+        let (threads_per_rank, record) = (2, None);
+        let join = Join { memory, rank, topology, network, timeout, threads_per_rank, record };
+        CpuGroup::form(join, plan)
+    }
+
+    pub(crate) fn form(
+        &self,
+        rank: usize,
+        plan: &Plan,
+        timeout: Duration,
+    ) -> Result<Formed, GroupError> {
+        self.join(rank, plan, timeout, self.network(rank, 1))
+    }
+}
+
+/// One bucket of each of these lengths, one parameter in each.
+pub(crate) fn plan(nodes: &[usize], lens: &[usize]) -> Plan {
+    let mut arena_len = 0;
+    let bucket = |(index, len): (usize, &usize)| {
+        arena_len += len;
+        let params = vec![PlanParam { name: format!("p{index}"), shape: vec![*len] }];
+        Bucket { range: arena_len - len..arena_len, params }
+    };
+    let buckets = lens.iter().enumerate().map(bucket).collect();
+    let settings = vec![("the reduction".to_owned(), "fast".to_owned())];
+    let (nodes, slots, grain_rows, grain_columns) = (nodes.to_vec(), 2, 8, 2);
+    Plan { nodes, arena_len, slots, settings, grain_rows, grain_columns, buckets }
+}
+
+/// Runs `body` as every one of `ranks`, on threads, and returns the answers in their order.
+pub(crate) fn as_ranks<T: Send>(ranks: Range<usize>, body: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let body = &body;
+    thread::scope(|scope| {
+        let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || body(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+pub(crate) fn value(rank: usize, index: usize) -> f32 {
+    (index * 7 + rank * 13 + 1) as f32 / (3 + rank) as f32
+}
+
+pub(crate) const BALLOT: Ballot = Ballot {
+    step: 5,
+    grains_total: 3,
+    grains: 0..1,
+    stop: false,
+    non_finite: false,
+    out_of_memory: false,
+    digest: 0,
+};
+
+/// Some nodes of some ranks each, at most six ranks: one node, a rank on each, and between.
+pub(crate) fn any_nodes() -> impl Strategy<Value = Vec<usize>> {
+    proptest::collection::vec(1..4_usize, 1..4)
+        .prop_filter("at most six ranks", |nodes| nodes.iter().sum::<usize>() <= 6)
+}

@@ -1,0 +1,8 @@
+//! Process groups, with ranks as threads.
+#![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod faults;
+mod formation;
+mod harness;
+mod numbers;
+mod votes;
