@@ -6,6 +6,7 @@
 mod bucket;
 mod comm;
 mod grain;
+pub mod hook;
 mod reducer;
 mod sink;
 mod tree;
