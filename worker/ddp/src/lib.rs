@@ -6,11 +6,12 @@
 mod bucket;
 mod comm;
 mod grain;
+pub mod hook;
 mod reducer;
 mod sink;
 mod tree;
 
-pub use bucket::buckets_of;
+pub use bucket::{BucketRule, buckets_by, buckets_of};
 pub use grain::{GrainSums, grains_of};
 pub use lockstep_collective::{Aborter, GroupError};
 pub use reducer::{Reducer, ReducerConfig, Reduction, StepOutcome, Votes};

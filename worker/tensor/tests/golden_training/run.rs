@@ -88,7 +88,7 @@ pub(crate) struct Grain {
 }
 
 pub(crate) struct Run<'a, N, T: Real> {
-    golden: &'a Golden,
+    pub(crate) golden: &'a Golden,
     pub(crate) graph: Graph<T>,
     pub(crate) gradients: GradBuffer<T>,
     pub(crate) label_smoothing: Option<f64>,
@@ -148,12 +148,7 @@ impl<'a, N: Net, T: Real> Run<'a, N, T> {
 
     /// Forward and backward of some samples of a batch.
     pub(crate) fn grain(&mut self, step: usize, samples: Range<usize>, write: Accumulate) -> Grain {
-        let x = self.forward(step, samples.clone(), Mode::Train);
-        let targets = &self.golden.double.ints[&format!("target.{step}")].1;
-        let each = targets.len() / self.golden.batch();
-        let targets = &targets[samples.start * each..samples.end * each];
-        let targets = self.graph.tape.index(&[targets.len()], targets).unwrap();
-        let loss = self.loss(x, targets);
+        let (x, loss) = self.forward_and_loss(step, samples);
         let graph = &mut self.graph;
         let noted = graph.activations.iter();
         let activations = noted.map(|(name, value)| (name.clone(), graph.values(*value))).collect();
@@ -161,6 +156,20 @@ impl<'a, N: Net, T: Real> Run<'a, N, T> {
         let seeds: [(Value, &[T]); 1] = [(loss, &one)];
         graph.tape.backward(&seeds, &graph.weights, write, &mut self.gradients).unwrap();
         Grain { out, loss: graph.values(loss)[0], activations }
+    }
+
+    /// The outputs of some samples of a batch in training, and the summed loss.
+    pub(crate) fn forward_and_loss(
+        &mut self,
+        step: usize,
+        samples: Range<usize>,
+    ) -> (Value, Value) {
+        let x = self.forward(step, samples.clone(), Mode::Train);
+        let targets = &self.golden.double.ints[&format!("target.{step}")].1;
+        let each = targets.len() / self.golden.batch();
+        let targets = &targets[samples.start * each..samples.end * each];
+        let targets = self.graph.tape.index(&[targets.len()], targets).unwrap();
+        (x, self.loss(x, targets))
     }
 
     /// The summed loss: in one operation if labels are smoothed, else by small ones.

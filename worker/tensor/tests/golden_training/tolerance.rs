@@ -11,7 +11,7 @@ pub(crate) const REMAINDER: f64 = 1e-15;
 
 /// What PyTorch got, and how far its own f32 run strays from it.
 pub(crate) struct Golden {
-    single: Recording,
+    pub(crate) single: Recording,
     pub(crate) double: Recording,
 }
 
