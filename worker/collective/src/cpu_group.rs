@@ -312,10 +312,10 @@ impl ProcessGroup for CpuGroup {
         &mut self,
         bucket: usize,
         lease: Lease,
+        span: Span,
         order: &SumOrder,
         ballot: Ballot,
     ) -> Result<(Lease, Tally), GroupError> {
-        let span = Span::floats(lease.range());
         self.check_order(order, ReduceOp::Sum, span.dtype)?;
         self.vote(bucket, lease, span, order, &ballot)
     }
@@ -370,6 +370,10 @@ impl ProcessGroup for CpuGroup {
             group.transfer(op, (lease, span), moves, &nothing, (Combine::Sum, None))
         };
         self.on_numbers(op, lease, span, body).map(|(lease, ())| lease)
+    }
+
+    fn floats_mut(&mut self, lease: &Lease) -> &mut [f32] {
+        self.arenas.floats_mut(lease)
     }
 
     fn barrier(&mut self) -> Result<(), GroupError> {

@@ -53,6 +53,24 @@ pub struct Join<'a> {
     pub record: Option<Arc<FlightRecord>>,
 }
 
+impl<'a> Join<'a> {
+    /// Of `world` ranks that share the pages of one node, each with a thread that computes and one
+    /// that communicates.
+    ///
+    /// # Panics
+    /// If there are no ranks, or too many.
+    pub fn one_node(
+        memory: BorrowedFd<'a>,
+        rank: usize,
+        world: usize,
+        timeout: Duration,
+    ) -> Self {
+        let topology = Topology::one_node(world);
+        let (network, threads_per_rank, record) = (None, 2, None);
+        Self { memory, rank, topology, network, timeout, threads_per_rank, record }
+    }
+}
+
 impl CpuGroup {
     /// Joins a group.
     ///
