@@ -70,6 +70,10 @@ pub(crate) fn prepare(
     position: &Position,
 ) -> Result<Ready, Failure> {
     let spec = &config.spec;
+    if config.network.is_some() {
+        let message = "ranks that do not share a group memory cannot reach each other yet";
+        return Err(Failure::new(FailureCode::RankError, message));
+    }
     let model = Model::new(&spec.model)
         .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
     let forming = begin_forming(config, model.layout(), position)?;
