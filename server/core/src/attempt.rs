@@ -11,7 +11,7 @@
 
 mod words;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 use lockstep_api::{AttemptOutcome, AttemptState, Blame, Generation, NodeId, Rank, RankExit};
@@ -40,6 +40,8 @@ pub struct Gang {
     pub lease_expires_at: DateTime<Utc>,
     /// Every rank.
     pub members: BTreeMap<Rank, Member>,
+    /// Until when it must be known where every rank listens; absent when all share one group memory.
+    pub rendezvous_by: Option<DateTime<Utc>>,
     /// The first symptom, while its cause is unknown.
     pub suspect: Option<Suspect>,
 }
@@ -53,6 +55,17 @@ pub struct Member {
     pub node_name: String,
     /// What is known of the process.
     pub place: Place,
+    /// How far it is on its way to the others. Means nothing without a rendezvous.
+    pub readiness: Readiness,
+}
+
+/// What a rank needs before it can be started, if it is to meet ranks that share no memory with it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Readiness {
+    /// It is known where it listens.
+    pub listens: bool,
+    /// Its node has everything that it needs.
+    pub is_prepared: bool,
 }
 
 /// What is known of a rank's process.
@@ -75,6 +88,8 @@ pub struct Suspect {
     pub since: DateTime<Utc>,
     /// What was seen.
     pub failure: Failure,
+    /// Nodes that have told of this or another failure: what they kill from then on is their own doing.
+    pub told_by: BTreeSet<NodeId>,
 }
 
 /// Where an attempt stands.
@@ -180,8 +195,20 @@ impl Attempt {
                 };
                 Ok((self, effects))
             }
-            Word::RankStarted { .. } | Word::Progressed | Word::Renewed if is_over => {
+            Word::RankListens { .. }
+            | Word::Prepared
+            | Word::RankStarted { .. }
+            | Word::Progressed
+            | Word::Renewed
+                if is_over =>
+            {
                 Err(StepError::Over)
+            }
+            Word::RankListens { rank } => {
+                Ok(self.make_ready(|of, _| of == rank, |it| it.listens = true))
+            }
+            Word::Prepared => {
+                Ok(self.make_ready(|_, member| member.node == node, |it| it.is_prepared = true))
             }
             Word::RankStarted { .. } => {
                 if self.stage == Stage::Placing {
@@ -205,8 +232,11 @@ impl Attempt {
 
     fn check_member(&self, node: NodeId, word: &Word) -> Result<(), StepError> {
         let about = match word {
-            Word::RankStarted { rank } | Word::RankExited { rank, .. } => Some(*rank),
-            Word::Progressed
+            Word::RankListens { rank }
+            | Word::RankStarted { rank }
+            | Word::RankExited { rank, .. } => Some(*rank),
+            Word::Prepared
+            | Word::Progressed
             | Word::Renewed
             | Word::Failed(_)
             | Word::Finished
@@ -218,6 +248,25 @@ impl Attempt {
             None => self.gang.members.values().any(|member| member.node == node),
         };
         if is_member { Ok(()) } else { Err(StepError::NotAMember { node, rank: about }) }
+    }
+
+    /// Ranks come closer to being started. Once all are ready, their nodes must hear where each of them listens.
+    fn make_ready(
+        mut self,
+        whose: impl Fn(Rank, &Member) -> bool,
+        mark: impl Fn(&mut Readiness),
+    ) -> Stepped {
+        let were_ready = self.gang.are_all_ready();
+        for (&rank, member) in &mut self.gang.members {
+            if whose(rank, member) {
+                mark(&mut member.readiness);
+            }
+        }
+        let effects = match !were_ready && self.gang.are_all_ready() {
+            true => vec![Effect::Reassign],
+            false => vec![],
+        };
+        (self, effects)
     }
 
     /// A rank's process is gone. Leaving with status 0 is how a rank ends well, wherever it stood.
@@ -254,13 +303,12 @@ impl Attempt {
                 (Some(suspect), Grade::Cause) => match failure.report.exit {
                     None => true,
                     // A node tells the deaths it knows of before a complaint, then kills what is left: its own doing.
-                    Some(exit) if exit.signal == Some(SIGKILL) => {
-                        suspect.failure.node != failure.node
+                    Some(exit) if suspect.was_told_by(failure.node) => {
+                        exit.signal != Some(SIGKILL)
                             && verdict::could_be_caused_by(&suspect.failure.report, &failure.report)
                     }
-                    Some(_) => {
-                        verdict::could_be_caused_by(&suspect.failure.report, &failure.report)
-                    }
+                    // Seen where it happened. Whom others miss may only have left because of it.
+                    Some(_) => true,
                 },
             };
         if is_verdict {
@@ -268,8 +316,13 @@ impl Attempt {
             effects.push(Effect::File { failure, standing: Standing::Verdict });
             return self.end(AttemptOutcome::Failed, blame, effects);
         }
-        if is_at_work && self.gang.suspect.is_none() {
-            self.gang.suspect = Some(Suspect { since: now, failure: failure.clone() });
+        if is_at_work {
+            let suspect = self.gang.suspect.get_or_insert_with(|| Suspect {
+                since: now,
+                failure: failure.clone(),
+                told_by: BTreeSet::new(),
+            });
+            suspect.told_by.extend(failure.node);
         }
         effects.push(Effect::File { failure, standing: Standing::Effect });
         (self, effects)
@@ -289,7 +342,10 @@ impl Attempt {
         let mut effects = self.gang.release(|_, member| member.node == node, Place::Gone);
         match self.stage {
             Stage::Placing | Stage::Starting | Stage::Running if was_unfinished => {
-                if self.gang.suspect.is_some() {
+                if let Some(suspect) = &self.gang.suspect {
+                    if self.gang.could_be_explained_by_another(suspect) {
+                        return (self, effects);
+                    }
                     effects.push(Effect::PromoteSuspect);
                     let blame = self.gang.suspect_blame();
                     return self.end(AttemptOutcome::Failed, blame, effects);
@@ -350,7 +406,10 @@ impl Attempt {
                 (self, vec![])
             }
             Stage::Placing | Stage::Starting | Stage::Running => {
-                let window = delta(terms.timeouts.snapshot());
+                let window = delta(match self.gang.spans_nodes() {
+                    true => terms.timeouts.snapshot_of_nodes(),
+                    false => terms.timeouts.snapshot(),
+                });
                 if self.gang.suspect.as_ref().is_some_and(|suspect| suspect.since + window <= now) {
                     let blame = self.gang.suspect_blame();
                     return self.end(AttemptOutcome::Failed, blame, vec![Effect::PromoteSuspect]);
@@ -361,6 +420,11 @@ impl Attempt {
                     let failure = Failure { report, node: None };
                     let file = Effect::File { failure, standing: Standing::Verdict };
                     return self.end(AttemptOutcome::LeaseLost, blame, vec![file]);
+                }
+                if let Some(failure) = self.gang.missed_rendezvous(now) {
+                    let blame = failure.report.code.blame();
+                    let file = Effect::File { failure, standing: Standing::Verdict };
+                    return self.end(AttemptOutcome::Failed, blame, vec![file]);
                 }
                 (self, vec![])
             }
@@ -389,6 +453,12 @@ impl Attempt {
     }
 }
 
+impl Suspect {
+    fn was_told_by(&self, node: Option<NodeId>) -> bool {
+        node.is_some_and(|node| self.told_by.contains(&node))
+    }
+}
+
 impl Gang {
     fn node_name(&self, node: NodeId) -> String {
         let member = self.members.values().find(|member| member.node == node);
@@ -397,6 +467,35 @@ impl Gang {
 
     fn has_unfinished(&self, node: NodeId) -> bool {
         self.members.values().any(|member| member.node == node && member.place != Place::Finished)
+    }
+
+    fn spans_nodes(&self) -> bool {
+        let mut nodes = self.members.values().map(|member| member.node);
+        let first = nodes.next();
+        nodes.any(|node| Some(node) != first)
+    }
+
+    fn are_all_ready(&self) -> bool {
+        let ready = Readiness { listens: true, is_prepared: true };
+        self.rendezvous_by.is_some() && self.members.values().all(|it| it.readiness == ready)
+    }
+
+    /// Of ranks that should have said by now where they listen.
+    fn missed_rendezvous(&self, now: DateTime<Utc>) -> Option<Failure> {
+        self.rendezvous_by.filter(|by| *by <= now)?;
+        let missing = self.members.iter().filter(|(_, member)| !member.readiness.listens);
+        let missing: Vec<(Rank, &str)> =
+            missing.map(|(rank, member)| (*rank, member.node_name.as_str())).collect();
+        let (first, _) = *missing.first()?;
+        let node = self.members.get(&first).map(|member| member.node);
+        Some(Failure { report: verdict::of_rendezvous(&missing), node })
+    }
+
+    /// Whether a node that has told of no failure yet may have seen what `suspect` comes from.
+    fn could_be_explained_by_another(&self, suspect: &Suspect) -> bool {
+        self.members
+            .values()
+            .any(|member| member.place == Place::Held && !suspect.was_told_by(Some(member.node)))
     }
 
     fn suspect_blame(&self) -> Blame {
