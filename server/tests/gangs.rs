@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lockstep_server::reconcile;
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
@@ -130,6 +131,37 @@ async fn a_gang_whose_endpoints_do_not_come_fails_and_names_the_ranks(pool: PgPo
     assert!(message.contains("rank 1 on node beta did not say in time"), "{message}");
     assert_eq!(beta.heartbeat(&server, &[&fence]).await, json!([fence]), "it must stop");
     assert_eq!(are_busy(&server).await, [true, true], "until both have");
+}
+
+#[sqlx::test(migrations = "../migrations")]
+async fn a_server_that_was_away_waits_for_endpoints_once_more(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let [alpha, beta] = two_nodes(&server).await;
+    let (job, fence) = placed(&server, &alpha).await;
+    server.clock.advance(Duration::from_secs(3600));
+    let shutdown = server.app.shutdown.clone();
+    reconcile::spawn(&server.app);
+    let extended = "SELECT EXISTS (SELECT FROM attempt WHERE $1 < rendezvous_by)";
+    let now = server.clock.now();
+    let extending = async {
+        let look = || sqlx::query_scalar::<_, bool>(extended).bind(now).fetch_one(&server.pool);
+        while !look().await.unwrap() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), extending).await.unwrap();
+    shutdown.request();
+    for (agent, rank) in [(&alpha, 0), (&beta, 1)] {
+        agent.poll(&server, 0).await;
+        let said = [(1, &fence, listens(rank, &["10.0.0.1:7"])), (2, &fence, prepared())];
+        assert_eq!(agent.report(&server, &said).await["lost"], json!([]));
+    }
+    server.clock.advance(Duration::from_secs(2));
+    reconciled(&server).await;
+    let now = view(&server, &job).await;
+    assert_eq!((&now["state"], &now["failures"]), (&json!("active"), &json!([])));
+    let network = &beta.assignment(&server).await.json["network"];
+    assert_ne!(network["endpoints"], Value::Null);
 }
 
 #[sqlx::test(migrations = "../migrations")]
