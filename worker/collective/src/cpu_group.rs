@@ -165,8 +165,7 @@ impl CpuGroup {
     ) -> Result<(), GroupError> {
         let split = self.split_of(reduction.order, span.dtype);
         let world = self.topology.world();
-        let (combine, divisor) =
-            (op.combine, (reduction.op == ReduceOp::Avg).then_some(world));
+        let (combine, divisor) = (op.combine, (reduction.op == ReduceOp::Avg).then_some(world));
         if self.mesh.is_none() {
             let (part, program) =
                 (part_of(self.rank, world, span.len, span.dtype), &split.programs[self.node]);
@@ -231,7 +230,8 @@ impl CpuGroup {
             return Err(GroupError::InvalidArgument("a mean of integers is none".to_owned()));
         }
         if self.topology.world() < order.world() {
-            let text = format!("an order over {} ranks of {}", order.world(), self.topology.world());
+            let text =
+                format!("an order over {} ranks of {}", order.world(), self.topology.world());
             return Err(GroupError::InvalidArgument(text));
         }
         Ok(())

@@ -238,7 +238,9 @@ impl Worker {
                         self.non_finite |= !are_finite(self.group.floats_mut(&lease));
                         lease
                     }
-                    Way::Whole => self.group.all_reduce(what, lease, span, ReduceOp::Sum, &order)?,
+                    Way::Whole => {
+                        self.group.all_reduce(what, lease, span, ReduceOp::Sum, &order)?
+                    }
                     Way::Sharded => {
                         self.group.reduce_scatter(what, lease, span, ReduceOp::Sum, &order)?
                     }
@@ -282,7 +284,8 @@ impl Worker {
         self.non_finite |= !are_finite(self.group.floats_mut(&lease));
         let params = &self.buckets[bucket].params;
         let group = &mut *self.group;
-        let mut comm = LeasedBucket { group, lease: Some(lease), what: What::Bucket(bucket), order };
+        let mut comm =
+            LeasedBucket { group, lease: Some(lease), what: What::Bucket(bucket), order };
         hook.reduce(bucket, params, &mut comm)?;
         let lease = comm.lease.ok_or(GroupError::Aborted { by: None })?;
         self.overflow |= !are_finite(self.group.floats_mut(&lease));

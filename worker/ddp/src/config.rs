@@ -85,9 +85,7 @@ impl ReducerConfig {
     pub(crate) fn plan(&self, layout: &Layout, topology: &Topology) -> Plan {
         let (reduction, slots) = match self.reduction {
             Reduction::Fast => ("fast", 1),
-            Reduction::FixedTree => {
-                ("fixed-tree", slots_needed(topology.world(), self.max_grains))
-            }
+            Reduction::FixedTree => ("fixed-tree", slots_needed(topology.world(), self.max_grains)),
         };
         let mut settings = vec![
             ("the reduction".to_owned(), reduction.to_owned()),

@@ -360,7 +360,8 @@ impl Reducer {
         let tally = tally.ok_or(GroupError::Aborted { by: None })?;
         let sums = self.board.sum(step.step, step.grains_total);
         let metrics = sums[COLUMNS..].chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
-        let ranks = |mask: u64| (0..self.topology.world()).filter(move |rank| mask >> rank & 1 == 1);
+        let ranks =
+            |mask: u64| (0..self.topology.world()).filter(move |rank| mask >> rank & 1 == 1);
         let outcome = StepOutcome {
             loss_sum: sums[0],
             weight: sums[1],
@@ -412,7 +413,8 @@ impl Reducer {
         debug_assert!(0 < *left, "parameter {} is ready twice", param.0);
         *left = left.saturating_sub(1);
         if *left == 0 {
-            step.spans[bucket] = BucketSpan { bucket, ready_ns: monotonic_ns(), ..step.spans[bucket] };
+            step.spans[bucket] =
+                BucketSpan { bucket, ready_ns: monotonic_ns(), ..step.spans[bucket] };
             if let Some(observed) = &mut self.observed {
                 observed.push(bucket);
             }
@@ -433,7 +435,8 @@ impl Reducer {
         let bucket = self.launch_order[step.launched];
         step.launched += 1;
         if step.spans[bucket].ready_ns == 0 {
-            step.spans[bucket] = BucketSpan { bucket, ready_ns: monotonic_ns(), ..step.spans[bucket] };
+            step.spans[bucket] =
+                BucketSpan { bucket, ready_ns: monotonic_ns(), ..step.spans[bucket] };
         }
         let range = self.plan.buckets[bucket].range.clone();
         if let Some(current) = &step.current {
@@ -466,8 +469,7 @@ impl Reducer {
         let world = self.world_size();
         // A hook's collectives are over all ranks.
         let is_plain = self.config.hook == HookKind::Mean;
-        let has_part =
-            |rank: usize| !is_plain || !grains_of(rank, world, grains_total).is_empty();
+        let has_part = |rank: usize| !is_plain || !grains_of(rank, world, grains_total).is_empty();
         let orders = match self.config.reduction {
             Reduction::Fast => Orders {
                 small: Arc::new(SumOrder::in_rank_order((0..world).filter(|rank| has_part(*rank)))),

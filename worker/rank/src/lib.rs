@@ -26,6 +26,7 @@ mod loss;
 mod guest;
 
 mod agreement;
+mod group;
 
 mod order;
 mod schedule;

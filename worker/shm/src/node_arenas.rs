@@ -130,12 +130,7 @@ impl NodeArenas {
     }
 
     /// Checks everything that pointers rely on; the answer is first byte and number of bytes.
-    pub(crate) fn checked(
-        &self,
-        lease: &Lease,
-        span: Span,
-        part: &Range<usize>,
-    ) -> (usize, usize) {
+    pub(crate) fn checked(&self, lease: &Lease, span: Span, part: &Range<usize>) -> (usize, usize) {
         let (held, size) = (lease.range(), span.dtype.bytes());
         let first = span.first * size_of::<f32>();
         let end = first + span.bytes();

@@ -17,8 +17,8 @@ use lockstep_shm::{
 
 use crate::{
     Board, Formed, GroupError, Phase, Plan, Topology,
-    error::Moment,
     control::{Broken, Control, Extent, checked_extent},
+    error::Moment,
     net::{self, Network},
     op::{Kind, Op},
     verdict::{Report, Verdict, mismatch, ranks_of},
@@ -59,12 +59,7 @@ impl<'a> Join<'a> {
     ///
     /// # Panics
     /// If there are no ranks, or too many.
-    pub fn one_node(
-        memory: BorrowedFd<'a>,
-        rank: usize,
-        world: usize,
-        timeout: Duration,
-    ) -> Self {
+    pub fn one_node(memory: BorrowedFd<'a>, rank: usize, world: usize, timeout: Duration) -> Self {
         let topology = Topology::one_node(world);
         let (network, threads_per_rank, record) = (None, 2, None);
         Self { memory, rank, topology, network, timeout, threads_per_rank, record }

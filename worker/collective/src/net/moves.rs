@@ -37,7 +37,11 @@ impl Moves {
             return Self::small(rank, topology, len);
         }
         let gather = Self::all_gather(rank, topology, len, dtype);
-        Self { tell: gather.tell, take: gather.take, ..Self::reduce_scatter(rank, topology, len, dtype) }
+        Self {
+            tell: gather.tell,
+            take: gather.take,
+            ..Self::reduce_scatter(rank, topology, len, dtype)
+        }
     }
 
     /// The first half of it: each rank's part.
@@ -84,7 +88,8 @@ impl Moves {
         if topology.leader(own) != rank {
             return Self::default();
         }
-        let give = Self::others(rank, topology).map(|node| (topology.leader(node), 0..len)).collect();
+        let give =
+            Self::others(rank, topology).map(|node| (topology.leader(node), 0..len)).collect();
         let from = (0..topology.node_count()).map(|node| topology.leader(node)).collect();
         Self { give, reduce: 0..len, from, ..Self::default() }
     }

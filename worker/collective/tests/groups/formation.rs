@@ -34,7 +34,10 @@ fn a_node_that_does_not_come_is_named_by_its_rank() {
     let plan = plan(&[1, 1], &[4]);
     let site = Site::new(&plan.nodes);
     let error = site.form(0, &plan, SHORT).unwrap_err();
-    assert!(matches!(&error, GroupError::FormationTimeout { missing, .. } if *missing == [1]), "{error:?}");
+    assert!(
+        matches!(&error, GroupError::FormationTimeout { missing, .. } if *missing == [1]),
+        "{error:?}"
+    );
     // Its socket is there, but nobody answers.
     let error = site.form(1, &plan, SHORT).unwrap_err();
     assert!(matches!(error, GroupError::Unreachable { rank: 0, .. }), "{error:?}");

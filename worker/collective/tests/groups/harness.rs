@@ -2,9 +2,7 @@
 
 use std::{ops::Range, thread, time::Duration};
 
-use lockstep_collective::{
-    Ballot, Bucket, CpuGroup, Formed, GroupError, Network, Plan, PlanParam,
-};
+use lockstep_collective::{Ballot, Bucket, CpuGroup, Formed, GroupError, Network, Plan, PlanParam};
 use proptest::prelude::*;
 
 pub(crate) use crate::site::Site;

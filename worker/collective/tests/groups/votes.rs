@@ -34,11 +34,8 @@ const ARRANGEMENTS: [&[usize]; 4] = [&[3], &[1, 1, 1], &[2, 1], &[1, 2]];
 fn votes_are_counted_alike_on_all_ranks() {
     for nodes in ARRANGEMENTS {
         let counted = tallies(nodes, &|rank| {
-            let stop = Ballot {
-                stop: rank == 1,
-                grains: if rank == 2 { 0..0 } else { 0..1 },
-                ..BALLOT
-            };
+            let stop =
+                Ballot { stop: rank == 1, grains: if rank == 2 { 0..0 } else { 0..1 }, ..BALLOT };
             vec![
                 (BALLOT, false),
                 (stop, false),
@@ -81,8 +78,12 @@ fn a_spoiled_number_is_laid_to_its_rank_whoever_adds_it_up() {
                 Box::new(group).leave();
                 tally
             });
-            let expected =
-                Tally { non_finite: true, non_finite_ranks: 1 << spoiled, with_data: 4, ..Tally::default() };
+            let expected = Tally {
+                non_finite: true,
+                non_finite_ranks: 1 << spoiled,
+                with_data: 4,
+                ..Tally::default()
+            };
             assert!(tallies.iter().all(|tally| *tally == expected), "{nodes:?}: {tallies:?}");
         }
     }

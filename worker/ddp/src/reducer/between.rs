@@ -2,9 +2,7 @@
 
 use std::ops::Range;
 
-use lockstep_collective::{
-    Dtype, GroupError, ReduceOp, Span, SumOrder, What, part_of,
-};
+use lockstep_collective::{Dtype, GroupError, ReduceOp, Span, SumOrder, What, part_of};
 
 use crate::{
     config::{SCRATCH_LEN, scratch_start},
@@ -219,7 +217,11 @@ impl Reducer {
     }
 
     /// A digest of every range of every rank's weights, by range. What f64 holds of it, exactly.
-    fn digests(&mut self, weights: &[f32], ranges: &[Range<usize>]) -> Result<Vec<f64>, GroupError> {
+    fn digests(
+        &mut self,
+        weights: &[f32],
+        ranges: &[Range<usize>],
+    ) -> Result<Vec<f64>, GroupError> {
         let world = self.world_size();
         let mut table = vec![0.0; ranges.len() * world];
         for (index, range) in ranges.iter().enumerate() {

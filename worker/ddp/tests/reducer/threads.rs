@@ -89,9 +89,7 @@ fn run(
     let site = &Site::new(nodes);
     let all = thread::scope(|scope| {
         let threads: Vec<_> = (0..site.topology.world())
-            .map(|rank| {
-                scope.spawn(move || run_rank(site, rank, layout, reduction, steps, seed))
-            })
+            .map(|rank| scope.spawn(move || run_rank(site, rank, layout, reduction, steps, seed)))
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
     });

@@ -8,7 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockstep_ddp::{GrainSums, GroupError, Join, Reducer, ReducerConfig, Reduction, StepOutcome, Votes};
+use lockstep_ddp::{
+    GrainSums, GroupError, Join, Reducer, ReducerConfig, Reduction, StepOutcome, Votes,
+};
 use lockstep_shm::FlightRecord;
 use lockstep_tensor::{Accumulate, Activation, GradBuffer, GradSink, Layout, Op, Real, Tape};
 use rustix::process::{Signal, getpid, kill_process};
@@ -141,7 +143,8 @@ fn try_train(
         let votes = Votes { stop: task.fault == (Fault::StopsIn { step }), ..Votes::default() };
         *started = Instant::now();
         let outcome = reducer.finish_step(votes)?;
-        let StepOutcome { loss_sum, weight, metrics, stop, non_finite, non_finite_ranks, .. } = outcome;
+        let StepOutcome { loss_sum, weight, metrics, stop, non_finite, non_finite_ranks, .. } =
+            outcome;
         report.sums.push([loss_sum, weight, metrics[0].0, metrics[0].1]);
         if non_finite {
             report.non_finite.push((step, non_finite_ranks));
