@@ -105,6 +105,8 @@ labels! {
         InterfaceUnreachable = "interface_unreachable",
         /// Ranks disagree on the plan of collectives.
         PlanMismatch = "plan_mismatch",
+        /// Ranks that should be copies of one another are not.
+        Diverged = "diverged",
         /// The loss or a gradient is not finite.
         NonFinite = "non_finite",
         /// A guest trapped.
@@ -212,6 +214,7 @@ impl FailureCode {
             | Self::NodeLost
             | Self::RendezvousTimeout
             | Self::InterfaceUnreachable
+            | Self::Diverged
             | Self::PrepareFailed
             | Self::CheckpointFailed => Blame::Infrastructure,
             Self::PlanMismatch

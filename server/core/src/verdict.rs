@@ -65,6 +65,7 @@ pub fn grade(report: &FailureReport) -> Grade {
         FailureCode::NodeLost
         | FailureCode::InterfaceUnreachable
         | FailureCode::PlanMismatch
+        | FailureCode::Diverged
         | FailureCode::NonFinite
         | FailureCode::GuestTrap
         | FailureCode::GuestTimeLimit

@@ -1,6 +1,6 @@
 //! The part of a job's settings that decides its curve: what a checkpoint must agree with to be resumed from.
 
-use lockstep_api::{JobSpec, ModelSpec, OptimizerSpec, Precision, ScheduleSpec};
+use lockstep_api::{DdpSpec, JobSpec, ModelSpec, OptimizerSpec, Precision, ScheduleSpec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -28,7 +28,14 @@ pub fn curve_settings(spec: &JobSpec) -> Value {
             "precision": spec.train.precision,
             "loss_scale": spec.train.loss_scale,
         },
-        "ddp": { "reduction": spec.ddp.reduction },
+        "ddp": {
+            "reduction": spec.ddp.reduction,
+            "hook": spec.ddp.hook,
+            "power_sgd": spec.ddp.power_sgd,
+            "sync_every": spec.ddp.sync_every,
+            "sync_from": spec.ddp.sync_from,
+            "uneven": spec.ddp.uneven,
+        },
     })
 }
 
@@ -52,6 +59,18 @@ fn complete(settings: &Value) -> Value {
         }
         train.entry("schedule").or_insert_with(|| json!(ScheduleSpec::default()));
         train.entry("precision").or_insert_with(|| json!(Precision::default()));
+    }
+    if let Some(Value::Object(ddp)) = settings.get_mut("ddp") {
+        let DdpSpec { hook, power_sgd, sync_every, sync_from, uneven, .. } = DdpSpec::default();
+        for (name, value) in [
+            ("hook", json!(hook)),
+            ("power_sgd", json!(power_sgd)),
+            ("sync_every", json!(sync_every)),
+            ("sync_from", json!(sync_from)),
+            ("uneven", json!(uneven)),
+        ] {
+            ddp.entry(name).or_insert(value);
+        }
     }
     settings
 }

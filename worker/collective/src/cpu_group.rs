@@ -376,6 +376,10 @@ impl ProcessGroup for CpuGroup {
         self.arenas.floats_mut(lease)
     }
 
+    fn forget_found(&mut self) {
+        (self.found, self.found_ranks) = (Found::default(), 0);
+    }
+
     fn barrier(&mut self) -> Result<(), GroupError> {
         let op = Op::without_numbers(Kind::Barrier);
         self.begin();

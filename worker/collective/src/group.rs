@@ -152,6 +152,10 @@ pub trait ProcessGroup: Send + std::fmt::Debug {
     /// The floats of arena 0 under a lease, between two collectives on them.
     fn floats_mut(&mut self, lease: &Lease) -> &mut [f32];
 
+    /// Forgets what the collectives since the last vote had in them: whoever makes several of one
+    /// sum judges for itself what is finite.
+    fn forget_found(&mut self);
+
     /// Returns once every rank has called it.
     fn barrier(&mut self) -> Result<(), GroupError>;
 

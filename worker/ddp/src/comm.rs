@@ -289,6 +289,7 @@ impl Worker {
         hook.reduce(bucket, params, &mut comm)?;
         let lease = comm.lease.ok_or(GroupError::Aborted { by: None })?;
         self.overflow |= !are_finite(self.group.floats_mut(&lease));
+        self.group.forget_found();
         Ok(lease)
     }
 }

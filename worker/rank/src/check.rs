@@ -100,7 +100,7 @@ fn probe_training(
     dir: &Utf8Path,
 ) -> Result<(Probe, u64), FieldError> {
     let (mut loader, samples) = open(guests, spec, Split { name: "train", dir })?;
-    let schedule = Schedule::new(samples, &spec.train);
+    let schedule = Schedule::new(samples, &spec.train, spec.ddp.uneven)?;
     let steps_total = schedule.steps_total();
     if MAX_STEPS < steps_total {
         let message = format!(
@@ -112,7 +112,7 @@ fn probe_training(
     update::schedule(&spec.train, steps_total)?;
     let order = Permutation::new(spec.train.seed, 0, samples);
     let load = |positions: Range<u64>| {
-        let indices = positions.map(|position| order.sample_at(position)).collect();
+        let indices = positions.map(|at| order.sample_at(schedule.place_in_order(at))).collect();
         load(&mut loader, spec, "train", indices)
     };
     let grains = schedule.grain_of_each_length().into_iter().map(load);

@@ -98,10 +98,20 @@ impl Trainer {
 
     /// Begins a checkpoint of the state between two steps.
     pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
+        self.position.enter(Phase::Checkpoint);
+        let optimizer = match &self.ready.shard {
+            None if self.is_reporter() => self.ready.optimizer_state.clone(),
+            None => return Ok(()),
+            Some(shard) => {
+                let len = self.ready.engine.weights.len();
+                let (reducer, state) = (&mut self.ready.reducer, &self.ready.optimizer_state);
+                let whole = shard.whole_state(reducer, state, len);
+                whole.map_err(|error| Failure::of_group(&error))?
+            }
+        };
         if !self.is_reporter() {
             return Ok(());
         }
-        self.position.enter(Phase::Checkpoint);
         let step = self.ready.next_step;
         let place = self.ready.schedule.place(step);
         let meta = Meta {
@@ -120,7 +130,7 @@ impl Trainer {
             buffer_layout: self.ready.engine.model.buffers().clone(),
             buffers: self.ready.engine.buffers.clone(),
             average: self.ready.average.as_ref().map(|(_, average)| average.clone()),
-            optimizer: self.ready.optimizer_state.clone(),
+            optimizer,
             meta,
         })
     }

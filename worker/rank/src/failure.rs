@@ -106,6 +106,12 @@ impl Failure {
         }
     }
 
+    /// Other ranks had no memory for their part of a step: they tell themselves what they needed.
+    pub(crate) fn of_others_memory(step: u64, ranks: &[usize]) -> Self {
+        let message = format!("step {step}: ranks {ranks:?} ran out of memory");
+        Self::missing(FailureCode::PeerGone, ranks, message)
+    }
+
     /// A checkpoint could not be written or read.
     pub(crate) fn of_checkpoint(error: &CheckpointError) -> Self {
         Self::new(FailureCode::CheckpointFailed, chain(error))

@@ -2,13 +2,18 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::num::NonZeroUsize;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use lockstep_api::{FailureCode, Rank, RankConfig, RankNetwork, Reduction};
+use lockstep_api::{
+    DigestCheck, FailureCode, Hook, JobSpec, PowerSgdSpec, Rank, RankConfig, RankNetwork,
+    Reduction, Shard,
+};
 use lockstep_collective::{GroupError, Network};
-use lockstep_ddp::{Join, Reducer, ReducerConfig, Topology};
+use lockstep_ddp::hook::PowerSgdConfig;
+use lockstep_ddp::{HookKind, Join, Reducer, ReducerConfig, Topology};
 use lockstep_tensor::Layout;
 
 use crate::failure::Failure;
@@ -64,10 +69,31 @@ fn reducer_config(config: &RankConfig) -> ReducerConfig {
             Reduction::Fast => lockstep_ddp::Reduction::Fast,
             Reduction::FixedTree => lockstep_ddp::Reduction::FixedTree,
         },
+        hook: match spec.ddp.hook {
+            Hook::Mean => HookKind::Mean,
+            Hook::Bf16 => HookKind::Bf16,
+            Hook::F16 => HookKind::F16,
+            Hook::PowerSgd => HookKind::PowerSgd(power_sgd(spec)),
+        },
+        is_sharded: spec.ddp.shard == Shard::Zero1,
+        is_strict: spec.ddp.digest == DigestCheck::Strict,
+        settings: vec![
+            ("train.seed".to_owned(), spec.train.seed.to_string()),
+            ("train.global_batch".to_owned(), spec.train.global_batch.to_string()),
+            ("train.micro_batch".to_owned(), spec.train.micro_batch.to_string()),
+            ("ddp.sync_every".to_owned(), spec.ddp.sync_every.to_string()),
+            ("ddp.compare_every".to_owned(), spec.ddp.compare_every.to_string()),
+        ],
         max_grains: spec.train.global_batch.div_ceil(spec.train.micro_batch) as usize,
         metric_count: MAX_METRICS,
-        ..ReducerConfig::default()
     }
+}
+
+fn power_sgd(spec: &JobSpec) -> PowerSgdConfig {
+    let PowerSgdSpec { rank, start_step, min_compression_rate } = spec.ddp.power_sgd;
+    let rank = NonZeroUsize::new(rank as usize).unwrap_or(NonZeroUsize::MIN);
+    let seed = spec.train.seed;
+    PowerSgdConfig { rank, start_step, min_compression_rate, seed, ..PowerSgdConfig::default() }
 }
 
 fn topology(config: &RankConfig) -> Result<Topology, Failure> {

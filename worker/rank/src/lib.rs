@@ -3,8 +3,10 @@
 mod train;
 
 mod left_out;
+mod replicas;
 mod report;
 mod setup;
+mod shard;
 mod start;
 mod statistics;
 mod update;

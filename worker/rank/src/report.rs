@@ -18,7 +18,7 @@ impl Trainer {
         if self.is_reporter() {
             self.link.send(RankMessage::Formed {
                 step: signed(self.ready.next_step),
-                samples_per_epoch: self.ready.schedule.samples().cast_signed(),
+                samples_per_epoch: self.ready.schedule.positions().cast_signed(),
                 steps_total: signed(self.ready.schedule.steps_total()),
             });
         }

@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
-use lockstep_api::{LedgerEntry, Step, TrainSpec};
+use lockstep_api::{FieldError, LedgerEntry, Step, TrainSpec, Uneven};
 
 /// The whole course of a job, as numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Schedule {
     samples: u64,
+    /// Positions of one pass: one a sample, or fewer or more, so that all batches are whole.
+    positions: u64,
     global_batch: u64,
     micro_batch: u64,
     steps_per_epoch: u64,
@@ -28,18 +30,32 @@ pub(crate) struct Place {
 impl Schedule {
     /// `samples`: of the training split, at least 1. `train`: checked.
     ///
+    /// # Errors
+    /// When there is no whole batch where only whole ones count.
+    ///
     /// # Panics
     /// If one of the counts is 0.
-    pub(crate) fn new(samples: u64, train: &TrainSpec) -> Self {
+    pub(crate) fn new(samples: u64, train: &TrainSpec, uneven: Uneven) -> Result<Self, FieldError> {
         let (global_batch, micro_batch) = (train.global_batch.into(), train.micro_batch.into());
         assert!(
             0 < samples && 0 < global_batch && 0 < micro_batch,
             "{samples} samples, global batch {global_batch}, micro batch {micro_batch}"
         );
-        let steps_per_epoch = samples.div_ceil(global_batch);
+        let positions = match uneven {
+            Uneven::Join => samples,
+            Uneven::Shortest => samples / global_batch * global_batch,
+            Uneven::Pad => samples.div_ceil(global_batch) * global_batch,
+        };
+        if positions == 0 {
+            let message = format!(
+                "expected `join` or `pad`: the {samples} samples make no batch of {global_batch}"
+            );
+            return Err(FieldError::new("ddp.uneven", message));
+        }
+        let steps_per_epoch = positions.div_ceil(global_batch);
         let steps = steps_per_epoch.saturating_mul(train.epochs.into());
         let steps_total = steps.min(train.max_steps.unwrap_or(u64::MAX));
-        Self { samples, global_batch, micro_batch, steps_per_epoch, steps_total }
+        Ok(Self { samples, positions, global_batch, micro_batch, steps_per_epoch, steps_total })
     }
 
     /// Steps from start to end.
@@ -47,16 +63,27 @@ impl Schedule {
         self.steps_total
     }
 
-    /// Samples of one pass.
+    /// Samples of the training split.
     pub(crate) fn samples(&self) -> u64 {
         self.samples
+    }
+
+    /// Positions of one pass, as the ledger counts them.
+    pub(crate) fn positions(&self) -> u64 {
+        self.positions
+    }
+
+    /// The place in the pass's order of samples that a position takes its sample from: behind the last
+    /// sample the order begins anew.
+    pub(crate) fn place_in_order(&self, position: u64) -> u64 {
+        position % self.samples
     }
 
     /// What `step` uses. Also defined past the end: a checkpoint names the place that would come next.
     pub(crate) fn place(&self, step: u64) -> Place {
         let data_epoch = step / self.steps_per_epoch;
         let first_position = step % self.steps_per_epoch * self.global_batch;
-        let sample_count = self.global_batch.min(self.samples - first_position);
+        let sample_count = self.global_batch.min(self.positions - first_position);
         Place { data_epoch, first_position, sample_count }
     }
 
@@ -77,7 +104,7 @@ impl Schedule {
 
     /// Grains of the largest step.
     pub(crate) fn max_grains(&self) -> usize {
-        grain_count(self.global_batch.min(self.samples), self.micro_batch)
+        grain_count(self.global_batch.min(self.positions), self.micro_batch)
     }
 
     /// Grains of a step that uses `sample_count` positions.
@@ -143,7 +170,7 @@ mod tests {
             samples in 1u64..3000, global_batch in 1u32..400, micro in 1u32..400, epochs in 1u32..4,
         ) {
             let spec = train(global_batch, micro.min(global_batch), epochs);
-            let schedule = Schedule::new(samples, &spec);
+            let schedule = Schedule::new(samples, &spec, Uneven::Join).unwrap();
             let mut next = (0, 0);
             for step in 0..schedule.steps_total() {
                 let place = schedule.place(step);
@@ -173,7 +200,10 @@ mod tests {
     #[test]
     fn grains_of_each_length_stand_where_they_are_met() {
         let ends = |samples, spec: &TrainSpec| {
-            let grains = Schedule::new(samples, spec).grain_of_each_length().into_iter();
+            let grains = Schedule::new(samples, spec, Uneven::Join)
+                .unwrap()
+                .grain_of_each_length()
+                .into_iter();
             grains.map(|grain| [grain.start, grain.end]).collect::<Vec<_>>()
         };
         assert_eq!(ends(1437, &train(128, 50, 1)), [[0, 50], [100, 128], [1408, 1437]]);
@@ -185,10 +215,29 @@ mod tests {
     #[test]
     fn max_steps_ends_the_job_early_and_its_last_step_counts_as_an_end() {
         let spec = TrainSpec { max_steps: Some(7), ..train(128, 32, 20) };
-        let schedule = Schedule::new(1437, &spec);
+        let schedule = Schedule::new(1437, &spec, Uneven::Join).unwrap();
         assert_eq!(schedule.steps_total(), 7);
         assert!(schedule.ends_epoch(6) && !schedule.ends_epoch(5));
-        let last = Schedule::new(1437, &train(128, 32, 20)).place(11);
+        let last = Schedule::new(1437, &train(128, 32, 20), Uneven::Join).unwrap().place(11);
         assert_eq!(last, Place { data_epoch: 0, first_position: 1408, sample_count: 29 });
+    }
+
+    #[test]
+    fn passes_have_whole_batches_only_if_the_job_says_so() {
+        let schedule = |uneven| Schedule::new(10, &train(4, 2, 2), uneven).unwrap();
+        let counts = |schedule: Schedule| {
+            let counts = (0..schedule.steps_total()).map(|step| schedule.place(step).sample_count);
+            counts.collect::<Vec<_>>()
+        };
+        assert_eq!(counts(schedule(Uneven::Join).unwrap()), [4, 4, 2, 4, 4, 2]);
+        assert_eq!(counts(schedule(Uneven::Shortest)), [4, 4, 4, 4]);
+        let padded = schedule(Uneven::Pad);
+        assert_eq!(counts(padded), [4, 4, 4, 4, 4, 4]);
+        // The first samples of the pass once more.
+        let order: Vec<u64> = (0..12).map(|position| padded.place_in_order(position)).collect();
+        assert_eq!(order, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]);
+        assert_eq!((padded.positions(), padded.samples()), (12, 10));
+        let error = Schedule::new(3, &train(4, 2, 2), Uneven::Shortest).unwrap_err();
+        assert_eq!(error.field, "ddp.uneven");
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use camino::Utf8Path;
-use lockstep_api::{FailureCode, GuestSpec, LogLevel, LogSource, Phase, RankConfig};
+use lockstep_api::{FailureCode, GuestSpec, LogLevel, LogSource, Phase, RankConfig, Shard};
 use lockstep_ddp::{Reducer, of_floats};
 use lockstep_models::Model;
 use lockstep_sandbox::{Loader, LogSink};
@@ -18,6 +18,7 @@ use crate::link::AgentLink;
 use crate::loss::Loss;
 use crate::position::Position;
 use crate::schedule::Schedule;
+use crate::shard::OwnShard;
 use crate::start::{Start, refused};
 use crate::update;
 use lockstep_service::chain;
@@ -45,6 +46,8 @@ pub(crate) struct Ready {
     pub(crate) optimizer_state: OptimizerState,
     /// The process group.
     pub(crate) reducer: Reducer,
+    /// This rank's part of the optimizer's work, if it is shared.
+    pub(crate) shard: Option<OwnShard>,
     /// The step to do next.
     pub(crate) next_step: u64,
 }
@@ -71,11 +74,11 @@ pub(crate) fn prepare(
         .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
     let forming = group::begin_forming(config, model.layout(), position)?;
     let Opened { train, samples, eval, loss } = open_guests(config, link)?;
-    let schedule = Schedule::new(samples, &spec.train);
+    let schedule = Schedule::new(samples, &spec.train, spec.ddp.uneven).map_err(refused)?;
     let update = update::plan(&spec.train, model.layout()).map_err(refused)?;
     let learning_rate = update::schedule(&spec.train, schedule.steps_total()).map_err(refused)?;
     let start = Start::new(config, &model, &update, &schedule, link)?;
-    let Start { weights, buffers, optimizer_state, average, loss_scale, next_step } = start;
+    let Start { weights, buffers, mut optimizer_state, average, loss_scale, next_step } = start;
     position.enter(Phase::Forming);
     let panicked =
         |_| Failure::new(FailureCode::RankError, "the thread that forms the group panicked");
@@ -89,6 +92,13 @@ pub(crate) fn prepare(
         ("digest of the running statistics", of_floats(&buffers)),
     ];
     agreement::agree(&mut reducer, &facts)?;
+    let shard = match spec.ddp.shard {
+        Shard::None => None,
+        Shard::Zero1 => Some(OwnShard::new(&reducer, &update)?),
+    };
+    if let Some(shard) = &shard {
+        shard.keep_own(&mut optimizer_state);
+    }
     let threads = Threads::new(spec.train.threads as usize)
         .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
     let engine = Engine::new(model, loss, (weights, buffers), threads);
@@ -103,6 +113,7 @@ pub(crate) fn prepare(
         loss_scale,
         optimizer_state,
         reducer,
+        shard,
         next_step,
     })
 }

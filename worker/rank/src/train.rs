@@ -32,6 +32,8 @@ pub(crate) struct Trainer {
     pub(crate) statistics: Statistics,
     /// Steps left out since the last good one.
     pub(crate) skipped_in_row: u32,
+    /// This rank's weights may be other than the others'.
+    pub(crate) has_strayed: bool,
 }
 
 impl Trainer {
@@ -54,6 +56,7 @@ impl Trainer {
             checkpoints,
             statistics,
             skipped_in_row: 0,
+            has_strayed: false,
         }
     }
 
@@ -71,11 +74,13 @@ impl Trainer {
             self.position.begin_step(signed(step));
             let outcome = self.reduce_grains(step, place)?;
             let grad_norm = self.update_weights(step, &outcome)?;
+            self.gather_strays(step)?;
             self.report(step, place, &outcome, (grad_norm, began.elapsed()));
             self.ready.next_step += 1;
             let is_due = self.is_evaluation_due(step);
             if outcome.stop || is_due || self.is_checkpoint_due() {
                 self.share_statistics()?;
+                self.gather_all()?;
             }
             let is_stopping = outcome.stop || (is_due && self.evaluate(self.ready.next_step)?);
             if is_stopping || self.is_checkpoint_due() {
@@ -103,20 +108,49 @@ impl Trainer {
         let order =
             Permutation::new(self.spec.train.seed, place.data_epoch, self.ready.schedule.samples());
         self.begin_statistics();
-        for grain in self.ready.reducer.begin_step(step, total) {
+        let grains = match self.is_local(step) {
+            true => self.ready.reducer.begin_local_step(step, total),
+            false => self.ready.reducer.begin_step(step, total),
+        };
+        for grain in grains {
             self.position.enter(Phase::Data);
             let offsets = self.ready.schedule.grain(grain, place.sample_count);
             let samples: Vec<u64> =
-                offsets.map(|offset| order.sample_at(place.first_position + offset)).collect();
+                offsets.map(|offset| self.sample(&order, place.first_position + offset)).collect();
             let batch = self.load(&samples, place.data_epoch)?;
-            self.run_grain(step, grain, &batch, &samples)?;
+            let done = self.run_grain(step, grain, &batch, &samples);
+            done.map_err(|failure| self.give_up(failure))?;
         }
         self.position.enter(Phase::Reduce);
-        let votes = Votes { stop: self.link.is_stop_requested(), ..Votes::default() };
+        let votes = Votes {
+            stop: self.link.is_stop_requested(),
+            weights_digest: self.weights_digest(step),
+            ..Votes::default()
+        };
         let outcome = self.ready.reducer.finish_step(votes);
         let outcome = outcome.map_err(|error| Failure::of_group(&error))?;
+        if !outcome.out_of_memory_ranks.is_empty() {
+            return Err(Failure::of_others_memory(step, &outcome.out_of_memory_ranks));
+        }
+        self.refuse_divergence(step, &outcome)?;
         self.finish_statistics(total)?;
         Ok(outcome)
+    }
+
+    /// A rank that has no memory for its grain ends the step for all, so that nobody waits for it.
+    fn give_up(&mut self, failure: Failure) -> Failure {
+        if failure.code == FailureCode::GuestMemoryLimit {
+            let votes = Votes { out_of_memory: true, ..Votes::default() };
+            // It is this failure that counts, whatever becomes of the others.
+            if let Err(error) = self.ready.reducer.give_up_step(votes) {
+                tracing::debug!(%error, "the others have not heard that this rank gives up");
+            }
+        }
+        failure
+    }
+
+    fn sample(&self, order: &Permutation, position: u64) -> u64 {
+        order.sample_at(self.ready.schedule.place_in_order(position))
     }
 
     fn load(&mut self, samples: &[u64], data_epoch: u64) -> Result<Batch, Failure> {
@@ -166,8 +200,10 @@ impl Trainer {
         if self.is_left_out(step, outcome) {
             return Ok(None);
         }
-        let Ready { update, learning_rate, average, optimizer_state, reducer, engine, .. } =
-            &mut self.ready;
+        let is_local = self.is_local(step);
+        let Ready {
+            update, learning_rate, average, optimizer_state, reducer, engine, shard, ..
+        } = &mut self.ready;
         let gradients = reducer.gradients();
         if outcome.non_finite || !outcome.loss_sum.is_finite() {
             let params = engine.model.layout().params();
@@ -185,18 +221,30 @@ impl Trainer {
             );
             return Err(Failure::new(FailureCode::NonFinite, message));
         }
+        let weight = if is_local { outcome.own_weight } else { outcome.weight };
+        if weight <= 0.0 {
+            // A rank without data in a step of its own stands still.
+            return Ok(None);
+        }
         let factors = StepFactors {
             lr_factor: learning_rate.factor(step),
-            grad_scale: 1.0 / (outcome.weight * scale),
+            grad_scale: 1.0 / (weight * scale),
         };
-        let taken = update
-            .step(&mut engine.weights, gradients, factors, optimizer_state)
-            .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
+        let rank_error =
+            |error: &dyn std::error::Error| Failure::new(FailureCode::RankError, chain(error));
+        let grad_norm = match shard {
+            Some(shard) => shard.step(reducer, &mut engine.weights, factors, optimizer_state)?,
+            None => {
+                let taken =
+                    update.step(&mut engine.weights, reducer.gradients(), factors, optimizer_state);
+                taken.map_err(|error| rank_error(&error))?.grad_norm
+            }
+        };
         if let Some((ema, average)) = average {
             ema.update(average, &engine.weights, optimizer_state.step - 1)
-                .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
+                .map_err(|error| rank_error(&error))?;
         }
-        Ok(taken.grad_norm)
+        Ok(grad_norm)
     }
 
     /// After the passes over the data that the job names, and at the end.

@@ -6,6 +6,7 @@
 
 mod check;
 mod count;
+mod ddp;
 mod layers;
 mod model;
 mod optimizer;
@@ -26,6 +27,7 @@ use serde_json::Value;
 use crate::DeviceKind;
 
 pub use check::{MAX_PARAMETERS, MAX_STEPS};
+pub use ddp::*;
 pub use layers::*;
 pub use model::*;
 pub use optimizer::*;
@@ -122,56 +124,6 @@ impl Default for GuestLimits {
 
 fn empty_config() -> Value {
     Value::Object(serde_json::Map::new())
-}
-
-/// Data-parallel reduction.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct DdpSpec {
-    /// Ceiling of a bucket, MiB.
-    pub bucket_mib: u32,
-    /// Ceiling of the first bucket, MiB, so that communication starts early.
-    pub first_bucket_mib: u32,
-    /// In which order gradients are added.
-    pub reduction: Reduction,
-    /// How ranks reach each other.
-    pub transport: Transport,
-    /// Whether what ranks say over TCP is encrypted. It is authenticated in any case.
-    pub encrypt: bool,
-}
-
-impl Default for DdpSpec {
-    fn default() -> Self {
-        Self {
-            bucket_mib: 25,
-            first_bucket_mib: 1,
-            reduction: Reduction::Fast,
-            transport: Transport::Auto,
-            encrypt: false,
-        }
-    }
-}
-
-/// How ranks reach each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Transport {
-    /// On one node if one has room, else over as few as possible: shared memory within a node, TCP between nodes.
-    Auto,
-    /// On one node, through shared memory.
-    Shm,
-    /// TCP between all ranks, those of one node as well.
-    Tcp,
-}
-
-/// In which order gradients are added.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Reduction {
-    /// Each rank adds up its grains, then ranks in order. Same world, same bits.
-    Fast,
-    /// Grains along a fixed binary tree: same bits for any number of ranks.
-    FixedTree,
 }
 
 /// The gang.

@@ -98,6 +98,43 @@ impl UpdatePlan {
         Ok(Self { optimizer, clip, segments, len: layout.len() })
     }
 
+    /// The same updates of some `parts` of the arenas alone, in order and packed one behind the other: what
+    /// one of several holders of a part each does. A norm that is clipped is of the whole, which is not seen
+    /// here: this plan does not clip it.
+    ///
+    /// `None` for LAMB, whose norms are of whole parameters.
+    pub fn within(&self, parts: &[Range<usize>]) -> Option<Self> {
+        if matches!(self.optimizer, Optimizer::Lamb { .. }) {
+            return None;
+        }
+        let mut segments = Vec::new();
+        let mut packed = 0;
+        for part in parts {
+            for segment in &self.segments {
+                let (start, end) =
+                    (segment.range.start.max(part.start), segment.range.end.min(part.end));
+                if start < end {
+                    let range = packed + start - part.start..packed + end - part.start;
+                    segments.push(Segment { range, ..segment.clone() });
+                }
+            }
+            packed += part.len();
+        }
+        let clip = match self.clip {
+            Clip::GlobalNorm { .. } => Clip::None,
+            clip @ (Clip::None | Clip::Value { .. }) => clip,
+        };
+        Some(Self { optimizer: self.optimizer, clip, segments, len: packed })
+    }
+
+    /// The greatest norm of all gradients together, if it is clipped.
+    pub fn max_norm(&self) -> Option<f64> {
+        match self.clip {
+            Clip::GlobalNorm { max } => Some(max),
+            Clip::None | Clip::Value { .. } => None,
+        }
+    }
+
     /// The rule.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer

@@ -1,5 +1,6 @@
 //! Ranges, and what settings ask of each other: everything that can be said without components, data or weights.
 
+mod ddp;
 mod model;
 mod train;
 
@@ -24,8 +25,7 @@ impl JobSpec {
         check.model(&self.model);
         check.train(self);
         check.eval(self);
-        check.range("ddp.bucket_mib", self.ddp.bucket_mib, 1, 1024);
-        check.range("ddp.first_bucket_mib", self.ddp.first_bucket_mib, 1, 1024);
+        check.ddp(self);
         check.range("gang.ranks", self.gang.ranks, 1, 64);
         check.range("gang.slot.cores", self.gang.slot.cores, 1, 1024);
         check.range("gang.slot.memory_mib", self.gang.slot.memory_mib, 64, 1 << 20);
