@@ -41,8 +41,21 @@ const CRATES: &[(&str, &[&str])] = &[
             "lockstep-tensor",
         ],
     ),
-    // Our side of the step benchmark: models and engine, nothing around them.
-    ("lockstep-step-bench", &["lockstep-api", "lockstep-models", "lockstep-tensor"]),
+    // What programs that measure ranks have in common; makes the group's memory, as the agent does.
+    ("lockstep-bench-ranks", &["lockstep-shm"]),
+    // Our side of the step and DDP benchmarks: models, engine and reducer, nothing around them.
+    (
+        "lockstep-step-bench",
+        &[
+            "lockstep-api",
+            "lockstep-bench-ranks",
+            "lockstep-ddp",
+            "lockstep-models",
+            "lockstep-tensor",
+        ],
+    ),
+    // Our side of the all-reduce benchmark: a group of two ranks, nothing around it.
+    ("lockstep-allreduce-bench", &["lockstep-bench-ranks", "lockstep-collective", "lockstep-shm"]),
     // The agent reads flight records and makes the group's memory.
     ("lockstep-agent", &["lockstep-api", "lockstep-client", "lockstep-service", "lockstep-shm"]),
     // `lockstep up` owns the private cluster.

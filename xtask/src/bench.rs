@@ -1,9 +1,14 @@
 //! `cargo xtask bench NAME`: builds in release and measures; a table for people, and with `--json` one object on the last line.
 
+mod allreduce;
+mod allreduce_cases;
 mod cases;
+mod ddp;
 mod program;
 mod report;
+mod sides;
 mod step;
+mod step_row;
 
 use std::process::Command;
 
@@ -25,6 +30,10 @@ pub(crate) struct Bench {
 enum Name {
     /// From submitting a job to its first optimizer step, on a warm agent.
     Launch(Launch),
+    /// One collective between two ranks, against the machine's own limit.
+    Allreduce(allreduce::Allreduce),
+    /// One training step of two ranks, against PyTorch's data parallel.
+    Ddp(ddp::Ddp),
     /// One training step, forward to optimizer, of the models in bench/README.md.
     Step(step::Step),
 }
@@ -43,11 +52,17 @@ struct Launch {
 impl Bench {
     /// Builds, measures.
     pub(crate) fn run(&self, root: &Utf8Path) -> anyhow::Result<()> {
-        setup::run(root)?;
-        let programs = session::build(root, Profile::Release)?;
+        // Measuring ranks needs neither web page nor guests.
+        let only = |name| session::build_only(root, Profile::Release, name);
+        let all = || {
+            setup::run(root)?;
+            session::build(root, Profile::Release)
+        };
         match &self.name {
-            Name::Launch(launch) => launch.run(root, &programs),
-            Name::Step(step) => step.run(root, &programs),
+            Name::Launch(launch) => launch.run(root, &all()?),
+            Name::Step(step) => step.run(root, &all()?),
+            Name::Allreduce(allreduce) => allreduce.run(root, &only(allreduce::PROGRAM)?),
+            Name::Ddp(ddp) => ddp.run(root, &only(ddp::PROGRAM)?),
         }
     }
 }

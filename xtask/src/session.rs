@@ -133,8 +133,21 @@ impl Folder {
 
 /// Builds every program and says where they are.
 pub(crate) fn build(root: &Utf8Path, profile: Profile) -> anyhow::Result<Utf8PathBuf> {
+    build_what(root, profile, &["--workspace", "--bins"])
+}
+
+/// Builds the programs of one crate and says where they are.
+pub(crate) fn build_only(
+    root: &Utf8Path,
+    profile: Profile,
+    name: &str,
+) -> anyhow::Result<Utf8PathBuf> {
+    build_what(root, profile, &["--package", name])
+}
+
+fn build_what(root: &Utf8Path, profile: Profile, what: &[&str]) -> anyhow::Result<Utf8PathBuf> {
     let mut build = shell::cargo(root);
-    build.args(["build", "--locked", "--workspace", "--bins"]);
+    build.args(["build", "--locked"]).args(what);
     let folder = match profile {
         Profile::Debug => "debug",
         Profile::Release => {

@@ -6,10 +6,12 @@ use anyhow::{Context as _, anyhow};
 use lockstep_api::ModelSpec;
 use lockstep_models::{Mode, Model, Workspace};
 use lockstep_tensor::{
-    Accumulate, Clip, CrossEntropy, DType, Dims, GradBuffer, Layout, Op, Optimizer, OptimizerState,
-    StepFactors, Tape, Threads, UpdatePlan, init,
+    Clip, CrossEntropy, DType, Dims, Layout, Op, Optimizer, OptimizerState, StepFactors, Tape,
+    Threads, UpdatePlan, init,
 };
 use serde_json::{Value as Json, json};
+
+use crate::gradients::Gradients;
 
 const SEED: u64 = 7;
 /// Of the language models.
@@ -28,7 +30,12 @@ pub(crate) enum Case {
 }
 
 impl Case {
-    pub(crate) fn new(name: &str, threads: usize) -> anyhow::Result<Self> {
+    /// `gradients` makes what the gradients of a model come together in.
+    pub(crate) fn new(
+        name: &str,
+        threads: usize,
+        gradients: impl Fn(&Arc<Layout>) -> anyhow::Result<Gradients>,
+    ) -> anyhow::Result<Self> {
         let threads = Threads::new(threads)?;
         if let Some(side) = name.strip_prefix("gemm-") {
             let side = side.parse().with_context(|| format!("the side of {name}"))?;
@@ -37,7 +44,7 @@ impl Case {
         let (family, batch) = name.rsplit_once('-').context("a case is named MODEL-BATCH")?;
         let batch = batch.parse().with_context(|| format!("the batch of {name}"))?;
         let (model, optimizer) = model(family).ok_or_else(|| anyhow!("there is no case {name}"))?;
-        let training = Training::new(model, optimizer, batch, threads);
+        let training = Training::new(model, optimizer, batch, threads, gradients);
         Ok(Self::Training(Box::new(training.with_context(|| format!("setting up {name}"))?)))
     }
 
@@ -100,7 +107,7 @@ pub(crate) struct Training {
     weights: Vec<f32>,
     buffers: Vec<f32>,
     statistics: Vec<f64>,
-    gradients: GradBuffer<f32>,
+    gradients: Gradients,
     state: OptimizerState,
     tape: Tape<f32>,
     workspace: Workspace<f32>,
@@ -117,6 +124,7 @@ impl Training {
         optimizer: Optimizer,
         batch: usize,
         threads: Threads,
+        gradients: impl Fn(&Arc<Layout>) -> anyhow::Result<Gradients>,
     ) -> anyhow::Result<Self> {
         let spec: ModelSpec = serde_json::from_value(spec)?;
         let model = Model::new(&spec)?;
@@ -136,7 +144,7 @@ impl Training {
         let answers = batch * positions(&model, &meta.shape);
         let labels = (0..answers).map(|i| (i * 7 % classes) as i64).collect();
         let state = plan.state();
-        let gradients = GradBuffer::new(Arc::clone(model.layout()));
+        let gradients = gradients(model.layout())?;
         let tape = Tape::with_threads(Arc::clone(model.layout()), threads);
         let workspace = model.workspace();
         let shape = meta.shape;
@@ -178,11 +186,11 @@ impl Training {
         let rule = CrossEntropy { label_smoothing: 0.0, ignore_index: None };
         let losses = tape.apply(Op::CrossEntropy(rule), &[logits, labels], weights)?;
         let loss = tape.apply(Op::Mean, &[losses], weights)?;
-        tape.backward(&[(loss, &[1.0])], weights, Accumulate::Overwrite, &mut self.gradients)?;
+        let grad_scale = self.gradients.backward(tape, loss, weights)?;
         let value = tape.values(loss)?[0];
         self.model.batch_statistics(workspace, statistics);
         self.model.update_buffers(buffers, statistics);
-        let factors = StepFactors { lr_factor: 1.0, grad_scale: 1.0 };
+        let factors = StepFactors { lr_factor: 1.0, grad_scale };
         self.plan.step(weights, self.gradients.values(), factors, &mut self.state)?;
         Ok(value)
     }

@@ -1,19 +1,22 @@
-//! Our side of `cargo xtask bench step`: trains one model and nothing else, and times its steps on request.
-//! Cases and protocol are described in bench/README.md.
+//! Our side of `cargo xtask bench step` and `bench ddp`: trains one model and nothing else, and times its
+//! steps on request. Cases and protocol are described in bench/README.md.
 
 mod case;
+mod gradients;
 
-use std::io::{BufRead as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context as _, bail};
-use clap::Parser;
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
 use lockstep_api::RANK_ENVIRONMENT;
-use serde::{Deserialize, Serialize};
+use lockstep_bench_ranks::{
+    RankArguments, Ranks, answer_commands, milliseconds, peak_rss_mib, serve, take_core,
+};
 
 use case::Case;
+use gradients::Gradients;
 
 /// Steps before the first that counts.
 const WARM_UP_STEPS: u32 = 3;
@@ -25,30 +28,24 @@ struct Arguments {
     /// The case, by its name in bench/README.md.
     #[arg(long)]
     case: String,
-    /// Compute threads.
+    /// Compute threads of each rank.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: u32,
+    /// So many processes that train one model together, each on a batch of its own.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8))]
+    ranks: Option<u32>,
+    /// With `--ranks`: each trains for itself.
+    #[arg(long)]
+    apart: bool,
+    #[command(subcommand)]
+    part: Option<Part>,
 }
 
-#[derive(Debug, Serialize)]
-struct Hello<'a> {
-    case: &'a str,
-    threads: u32,
-    name: &'a str,
-}
-
-#[derive(Debug, Deserialize)]
-struct Measure {
-    case: String,
-    threads: u32,
-    rounds: u32,
-}
-
-#[derive(Debug, Serialize)]
-struct Measured<'a> {
-    case: &'a str,
-    ms: Vec<f64>,
-    peak_rss_mib: f64,
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// One rank; started by this program itself.
+    #[command(hide = true)]
+    Rank(RankArguments),
 }
 
 /// Goes on in the environment that an agent gives its ranks: it is read when a program starts.
@@ -64,44 +61,43 @@ fn as_a_rank() -> anyhow::Result<()> {
 }
 
 fn main() -> anyhow::Result<()> {
-    let Arguments { case: name, threads } = Arguments::parse();
+    let Arguments { case: name, threads, ranks, apart, part } = Arguments::parse();
     as_a_rank()?;
-    let mut case = Case::new(&name, threads as usize)?;
-    for _ in 0..WARM_UP_STEPS {
-        case.step()?;
+    if let Some(Part::Rank(arguments)) = part {
+        return train(&name, threads as usize, &arguments, apart);
     }
     let program = concat!("lockstep ", env!("CARGO_PKG_VERSION"));
-    say(&Hello { case: &name, threads, name: program })?;
-    for line in std::io::stdin().lock().lines() {
-        let line = line.context("reading commands")?;
-        let command: Measure =
-            serde_json::from_str(&line).with_context(|| format!("the command {line:?}"))?;
-        if (command.case.as_str(), command.threads) != (name.as_str(), threads) {
-            bail!("this process measures {name} on {threads} threads, not {line}");
-        }
-        let mut ms = Vec::with_capacity(command.rounds as usize);
-        for _ in 0..command.rounds {
-            let began = Instant::now();
-            case.step()?;
-            ms.push(began.elapsed().as_secs_f64() * 1e3);
-        }
-        say(&Measured { case: &name, ms, peak_rss_mib: peak_rss_mib()? })?;
+    if let Some(ranks) = ranks {
+        let arguments = ["--case", &name, "--threads", &threads.to_string()].map(str::to_owned);
+        let apart = apart.then(|| "--apart".to_owned());
+        let arguments: Vec<String> = arguments.into_iter().chain(apart).collect();
+        let mut ranks = Ranks::start(&[ranks as usize], &arguments)?;
+        answer_commands(&name, threads, program, |rounds| ranks.measure(rounds))?;
+        return ranks.end();
     }
-    Ok(())
+    let mut case = Case::new(&name, threads as usize, Gradients::own)?;
+    times(&mut case, WARM_UP_STEPS)?;
+    answer_commands(&name, threads, program, |rounds| {
+        Ok((times(&mut case, rounds)?, peak_rss_mib()?))
+    })
 }
 
-fn say(answer: &impl Serialize) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    serde_json::to_writer(&mut out, answer)?;
-    out.write_all(b"\n")?;
-    out.flush().context("answering")
+/// One rank of several.
+fn train(name: &str, threads: usize, arguments: &RankArguments, apart: bool) -> anyhow::Result<()> {
+    take_core(arguments.rank, arguments.world())?;
+    let mut case = Case::new(name, threads, |layout| match apart {
+        true => Gradients::own(layout),
+        false => Gradients::reduced(layout, arguments, threads),
+    })?;
+    serve(WARM_UP_STEPS, |rounds| Ok(vec![times(&mut case, rounds)?]))
 }
 
-/// The greatest resident size so far, as the kernel counts it.
-fn peak_rss_mib() -> anyhow::Result<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").context("reading own status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib =
-        line.and_then(|rest| rest.split_whitespace().next()).and_then(|n| n.parse::<f64>().ok());
-    Ok(kib.context("own status has a peak of memory")? / 1024.0)
+/// Milliseconds of each of so many steps.
+fn times(case: &mut Case, steps: u32) -> anyhow::Result<Vec<f64>> {
+    let timed = |_| {
+        let began = Instant::now();
+        case.step()?;
+        Ok(milliseconds(began))
+    };
+    (0..steps).map(timed).collect()
 }

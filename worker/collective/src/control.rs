@@ -10,12 +10,13 @@ use std::{
     ops::Range,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use lockstep_shm::{CONTROL_BYTES, Mapping, Waited, wait_until, wake_all};
+use rustix::thread::sched_getcpu;
 
 use crate::{
     GroupError, MAX_WORLD,
@@ -26,6 +27,9 @@ use crate::{
 /// Set in a line or in the state when the group is given up.
 const MARK: u32 = 1 << 31;
 const COUNT: u32 = MARK - 1;
+
+/// The longest that a rank looks for another that works as long as itself, instead of sleeping.
+const LONGEST_SPIN: Duration = Duration::from_millis(5);
 
 /// Words of a ballot.
 pub(crate) const BALLOT_WORDS: usize = 7;
@@ -46,6 +50,7 @@ mod at {
     pub(super) const LINE_BYTES: usize = 128;
     pub(super) const SLEEPERS: usize = 4;
     pub(super) const PRESENT: usize = 8;
+    pub(super) const CORE: usize = 12;
     pub(super) const BLOCKED: usize = 16;
     pub(super) const OPS: usize = 32;
     pub(super) const BALLOTS: usize = LINES + MAX_WORLD * LINE_BYTES;
@@ -156,6 +161,7 @@ impl Control {
         for (index, word) in op.into_iter().enumerate() {
             self.op(rank, count, index).store(word, Ordering::Relaxed);
         }
+        self.core_of(rank).store(own_core(), Ordering::Relaxed);
         let line_word = self.map.u32_at(self.line(rank));
         let entered = line_word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |word| {
             (word & MARK == 0).then_some(count & COUNT)
@@ -167,10 +173,20 @@ impl Control {
         entered.is_ok()
     }
 
-    /// Waits until every rank has entered round `count`.
-    pub(crate) fn wait_all(&self, count: u32, deadline: Instant) -> Result<(), Broken> {
+    /// Waits until every rank has entered round `count`. `worked`: how long this rank did what the
+    /// others do before they enter it.
+    pub(crate) fn wait_all(
+        &self,
+        count: u32,
+        worked: Duration,
+        deadline: Instant,
+    ) -> Result<(), Broken> {
+        let spin = match self.spin.is_zero() {
+            true => Duration::ZERO,
+            false => worked.clamp(self.spin, LONGEST_SPIN),
+        };
         for rank in self.ranks() {
-            if let Err(is_marked) = self.wait_for(rank, count, deadline) {
+            if let Err(is_marked) = self.wait_for(rank, count, spin, deadline) {
                 let missing = self.missing(count);
                 return match is_marked {
                     IsMarked::Yes => Err(Broken::Marked { missing }),
@@ -183,10 +199,18 @@ impl Control {
         Ok(())
     }
 
-    fn wait_for(&self, rank: usize, count: u32, deadline: Instant) -> Result<(), IsMarked> {
+    fn wait_for(
+        &self,
+        rank: usize,
+        count: u32,
+        spin: Duration,
+        deadline: Instant,
+    ) -> Result<(), IsMarked> {
         let word = self.map.u32_at(self.line(rank));
         let sleepers = self.map.u32_at(self.line(rank) + at::SLEEPERS);
-        let spin_until = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
+        // Whoever shares a core with this rank is only kept from coming.
+        let is_elsewhere = || self.core_of(rank).load(Ordering::Relaxed) != own_core();
+        let spin_until = (!spin.is_zero() && is_elsewhere()).then(|| Instant::now() + spin);
         loop {
             let seen = word.load(Ordering::Acquire);
             // In this order: a round that all have entered is complete, even if one gave up since.
@@ -283,6 +307,11 @@ impl Control {
         })
     }
 
+    /// On which core a rank entered its last round.
+    fn core_of(&self, rank: usize) -> &AtomicU32 {
+        self.map.u32_at(self.line(rank) + at::CORE)
+    }
+
     fn op(&self, rank: usize, count: u32, index: usize) -> &AtomicU64 {
         let turn = usize::from(!count.is_multiple_of(2));
         self.map.u64_at(self.line(rank) + at::OPS + 16 * turn + 8 * index)
@@ -307,6 +336,10 @@ pub(crate) fn checked_extent(extent: Extent) -> Result<Extent, GroupError> {
     }
     let error = io::Error::new(io::ErrorKind::InvalidData, format!("{extent:?}"));
     Err(GroupError::io("reading the extent of the group's memory", error))
+}
+
+fn own_core() -> u32 {
+    u32::try_from(sched_getcpu()).unwrap_or(u32::MAX)
 }
 
 fn ballot(turn: u64, rank: usize) -> usize {

@@ -61,6 +61,8 @@ pub struct CpuGroup {
     record: Option<Arc<FlightRecord>>,
     /// Rounds entered.
     round: u32,
+    /// When the last of them was over.
+    met: Instant,
     /// Collectives begun.
     sequence: u64,
     /// Ballots cast.

@@ -105,19 +105,27 @@ impl OwnArena {
     /// # Panics
     /// If it is one arena, the range is out of bounds, or any of it is leased.
     pub fn add(&mut self, into: usize, from: usize, range: Range<usize>) {
-        assert!(into != from, "arena {into} cannot be added to itself");
+        let (right, left) = self.two(from, into, range);
+        for (left, right) in left.iter_mut().zip(right) {
+            *left += *right;
+        }
+    }
+
+    /// Floats `range` of two arenas, the second's to be written.
+    ///
+    /// # Panics
+    /// If it is one arena, the range is out of bounds, or any of it is leased.
+    pub fn two(&mut self, from: usize, into: usize, range: Range<usize>) -> (&[f32], &mut [f32]) {
+        assert!(into != from, "arena {into} cannot be both");
         let left = self.checked(into, &range);
         let right = self.checked(from, &range);
         // SAFETY: both in bounds and not leased; different arenas never overlap, and `&mut self`
         // excludes other borrows.
-        let (left, right) = unsafe {
+        unsafe {
             (
-                slice::from_raw_parts_mut(left, range.len()),
                 slice::from_raw_parts(right, range.len()),
+                slice::from_raw_parts_mut(left, range.len()),
             )
-        };
-        for (left, right) in left.iter_mut().zip(right) {
-            *left += *right;
         }
     }
 

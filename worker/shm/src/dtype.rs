@@ -92,6 +92,23 @@ pub(crate) trait Element: Copy + 'static {
 
     /// Whether all of them are finite once narrowed.
     fn are_finite(values: &[Self::Acc]) -> bool;
+
+    /// Whether what follows, the same for one number, is done in vectors.
+    const IS_FUSED: bool;
+
+    fn up(self) -> Self::Acc;
+
+    fn plus(one: Self::Acc, other: Self::Acc) -> Self::Acc;
+
+    fn greater(one: Self::Acc, other: Self::Acc) -> Self::Acc;
+
+    fn over(value: Self::Acc, divisor: usize) -> Self::Acc;
+
+    /// Whether it is not finite once narrowed.
+    fn is_bad(value: Self::Acc) -> bool;
+
+    /// Of what is not bad.
+    fn down(value: Self::Acc) -> Self;
 }
 
 /// The greater, or not a number; branch-free, so that it is done in vectors.
@@ -114,6 +131,21 @@ macro_rules! float_arithmetic {
 
         fn divide(values: &mut [$float], by: usize) {
             values.iter_mut().for_each(|value| *value /= by as $float);
+        }
+
+        #[inline(always)]
+        fn plus(one: $float, other: $float) -> $float {
+            one + other
+        }
+
+        #[inline(always)]
+        fn greater(one: $float, other: $float) -> $float {
+            greater!(one, other)
+        }
+
+        #[inline(always)]
+        fn over(value: $float, divisor: usize) -> $float {
+            value / divisor as $float
         }
     };
 }
@@ -152,9 +184,25 @@ macro_rules! plain_float {
             float_arithmetic!($float);
 
             fn are_finite(values: &[$float]) -> bool {
+                !values.iter().fold(false, |any, value| any | Self::is_bad(*value))
+            }
+
+            const IS_FUSED: bool = true;
+
+            #[inline(always)]
+            fn up(self) -> $float {
+                self
+            }
+
+            #[inline(always)]
+            fn is_bad(value: $float) -> bool {
                 const EXPONENT: $bits = $exponent;
-                let is_bad = |value: &$float| value.to_bits() & EXPONENT == EXPONENT;
-                !values.iter().fold(false, |any, value| any | is_bad(value))
+                value.to_bits() & EXPONENT == EXPONENT
+            }
+
+            #[inline(always)]
+            fn down(value: $float) -> $float {
+                value
             }
         }
     };
@@ -207,10 +255,41 @@ impl Element for i64 {
     fn are_finite(_: &[i64]) -> bool {
         true
     }
+
+    const IS_FUSED: bool = true;
+
+    #[inline(always)]
+    fn up(self) -> i64 {
+        self
+    }
+
+    #[inline(always)]
+    fn plus(one: i64, other: i64) -> i64 {
+        one.wrapping_add(other)
+    }
+
+    #[inline(always)]
+    fn greater(one: i64, other: i64) -> i64 {
+        one.max(other)
+    }
+
+    fn over(value: i64, divisor: usize) -> i64 {
+        value / i64::try_from(divisor).unwrap_or(i64::MAX)
+    }
+
+    #[inline(always)]
+    fn is_bad(_: i64) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn down(value: i64) -> i64 {
+        value
+    }
 }
 
 macro_rules! half_float {
-    ($half:ident, $least_infinite:expr) => {
+    ($half:ident, $least_infinite:expr, $is_fused:expr, $up:expr, $down:expr) => {
         impl Element for $half {
             type Acc = f32;
 
@@ -245,13 +324,45 @@ macro_rules! half_float {
             float_arithmetic!(f32);
 
             fn are_finite(values: &[f32]) -> bool {
-                // From here on rounding makes it infinite. False for what is not a number, too.
+                !values.iter().fold(false, |any, value| any | Self::is_bad(*value))
+            }
+
+            const IS_FUSED: bool = $is_fused;
+
+            #[inline(always)]
+            fn up(self) -> f32 {
+                $up(self)
+            }
+
+            #[inline(always)]
+            fn is_bad(value: f32) -> bool {
+                // From here on rounding makes it infinite.
                 const LEAST_INFINITE: f32 = $least_infinite;
-                values.iter().fold(true, |all, value| all & (value.abs() < LEAST_INFINITE))
+                value.is_nan() | (LEAST_INFINITE <= value.abs())
+            }
+
+            #[inline(always)]
+            fn down(value: f32) -> $half {
+                $down(value)
             }
         }
     };
 }
 
-half_float!(f16, 65520.0);
-half_float!(bf16, f32::from_bits(0x7f7f_8000));
+half_float!(f16, 65520.0, false, f16::to_f32, f16::from_f32);
+half_float!(bf16, f32::from_bits(0x7f7f_8000), true, wide_of, nearest_even);
+
+/// Without the library's look at what is not a number, so that it is done in vectors.
+#[inline(always)]
+fn wide_of(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
+/// The nearest, of two the even one. `value` is a number and not so great that rounding makes it
+/// infinite.
+#[inline(always)]
+fn nearest_even(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = bits + 0x7fff + (bits >> 16 & 1);
+    bf16::from_bits((rounded >> 16) as u16)
+}

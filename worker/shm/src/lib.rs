@@ -15,6 +15,7 @@ mod arena;
 mod buffer;
 mod copy;
 mod dtype;
+mod fused;
 mod futex;
 mod group_memory;
 mod mapping;
@@ -25,7 +26,7 @@ mod socket;
 
 pub use arena::{ArenaShape, Lease, OwnArena};
 pub use buffer::Buffer;
-pub use copy::copy;
+pub use copy::{copy, copy_streaming};
 pub use dtype::{Combine, Dtype};
 pub use futex::{Waited, wait_until, wake_all};
 pub use group_memory::{

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 
 use crate::{
     Combine, Dtype, Lease, NodeArenas, Source, Span, copy::copy_by_pointer, dtype::Element,
+    fused::Run,
 };
 
 /// Numbers combined at a time: two of these and a source fit into the first-level cache.
@@ -127,9 +128,20 @@ impl NodeArenas {
             stack.resize(depth.max(1) * CHUNK_LEN, E::Acc::default());
         }
         let mut found = Found::default();
-        for start in (0..reduce.part.len()).step_by(CHUNK_LEN) {
+        let in_line = in_line(reduce.program);
+        let mut start = 0;
+        while start < reduce.part.len() {
+            let left = reduce.part.len() - start;
+            let rest = Chunk { first, offset: start * size_of::<E>(), len: left };
+            if let Some(terms) = &in_line {
+                start += self.fused::<E>(reduce, rest, terms, &sink);
+            }
             let len = CHUNK_LEN.min(reduce.part.len() - start);
             let chunk = Chunk { first, offset: start * size_of::<E>(), len };
+            if len == 0 {
+                break;
+            }
+            start += len;
             self.combine_chunk::<E>(reduce, chunk, stack);
             let result = &mut stack[..len];
             if let Some(divisor) = reduce.divisor {
@@ -142,6 +154,30 @@ impl NodeArenas {
         }
         self.stacks = stacks;
         found
+    }
+
+    /// Reduces in registers what it can of `rest`, from its beginning on; says how many numbers.
+    fn fused<E: Element>(
+        &self,
+        reduce: &Reduce<'_>,
+        rest: Chunk,
+        terms: &[Term],
+        sink: &Sink<'_>,
+    ) -> usize {
+        let Sink::Arenas(ranks) = sink else { return 0 };
+        if !E::IS_FUSED {
+            return 0;
+        }
+        let from: Vec<*const E> =
+            terms.iter().map(|term| self.numbers(reduce, *term, rest)).collect();
+        // SAFETY: in bounds (`checked`).
+        let at = |rank| unsafe { self.base(rank, 0).add(rest.first + rest.offset).cast() };
+        let to: Vec<*mut E> = ranks.clone().map(at).collect();
+        let (combine, divisor) = (reduce.combine, reduce.divisor);
+        // SAFETY: in bounds and aligned (`checked`, `checked_depth`); in this round nobody else
+        // touches this part of any arena. Two of them are the same numbers or apart, and staged
+        // numbers are private.
+        unsafe { Run { from: &from, to: &to, len: rest.len, combine, divisor }.reduce() }
     }
 
     /// Leaves the result of a chunk at the bottom of the stack.
@@ -270,6 +306,17 @@ impl NodeArenas {
             }
         }
     }
+}
+
+/// The terms of a program that combines one after the other.
+fn in_line(program: &[SumOp<Term>]) -> Option<Vec<Term>> {
+    let is_first = |index| index == 0;
+    let terms = program.iter().enumerate().map(|(index, op)| match op {
+        SumOp::Push(term) if is_first(index) => Some(*term),
+        SumOp::AddSource(term) => Some(*term),
+        SumOp::Push(_) | SumOp::Add => None,
+    });
+    terms.collect::<Option<Vec<Term>>>().filter(|terms| !terms.is_empty())
 }
 
 /// Some of the numbers of a reduction.

@@ -2,15 +2,22 @@
 
 use serde::Serialize;
 
-use super::cases::Target;
 use crate::out;
 
 /// The object on the last line.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct Report<R> {
     pub(crate) bench: &'static str,
     pub(crate) machine: Machine,
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<R>,
+}
+
+/// What a row looks like to people.
+pub(crate) trait TableRow: Serialize {
+    /// Names of its columns.
+    fn head() -> String;
+
+    fn line(&self) -> String;
 }
 
 #[derive(Debug, Serialize)]
@@ -19,59 +26,10 @@ pub(crate) struct Machine {
     cpu: String,
 }
 
-/// One case on so many threads. Times are milliseconds a step.
-#[derive(Debug, Serialize)]
-pub(crate) struct Row {
-    pub(crate) case: String,
-    pub(crate) unit: &'static str,
-    /// Median.
-    pub(crate) ours: f64,
-    pub(crate) min: f64,
-    pub(crate) runs: usize,
-    /// Billions of floating-point operations a second.
-    pub(crate) gflops: f64,
-    /// The time that the machine's best matrix product would take for as much work.
-    pub(crate) limit: f64,
-    /// `limit` by `ours`.
-    pub(crate) fraction: f64,
-    pub(crate) peak_mib: f64,
-    #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    pub(crate) peer: Option<Peer>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) target: Option<Target>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) holds: Option<bool>,
-}
-
-/// The other side of a row.
-#[derive(Debug, Serialize)]
-pub(crate) struct Peer {
-    /// Median.
-    pub(crate) peer: f64,
-    pub(crate) peer_min: f64,
-    pub(crate) peer_name: String,
-    /// `peer` by `ours`.
-    pub(crate) ratio: f64,
-    pub(crate) peer_peak_mib: f64,
-    /// Our peak of memory by the peer's.
-    pub(crate) peak_fraction: f64,
-}
-
-impl Report {
+impl<R: TableRow> Report<R> {
     /// Says the table, and the object if it is asked for.
     pub(crate) fn say(&self, json: bool) -> anyhow::Result<()> {
-        out::say(&format!(
-            "{:24} {:>9} {:>9} {:>6} {:>7} {:>9} {:>9} {:>9} {:>7}  target",
-            "case",
-            "ours ms",
-            "peer ms",
-            "ratio",
-            "GF/s",
-            "of limit",
-            "ours MiB",
-            "peer MiB",
-            "part"
-        ));
+        out::say(&R::head());
         for row in &self.rows {
             out::say(&row.line());
         }
@@ -82,31 +40,22 @@ impl Report {
     }
 }
 
-impl Row {
-    fn line(&self) -> String {
-        let known = |number: Option<String>| number.unwrap_or_else(|| "-".to_owned());
-        let of_peer = |get: fn(&Peer) -> String| known(self.peer.as_ref().map(get));
-        let target = self.target.map(|Target { ratio, peak_fraction }| {
-            let verdict = match self.holds {
-                Some(true) => ", holds",
-                Some(false) => ", missed",
-                None => "",
-            };
-            format!("ratio >= {ratio}, part <= {peak_fraction:.2}{verdict}")
-        });
-        format!(
-            "{:24} {:>9.2} {:>9} {:>6} {:>7.1} {:>8.0}% {:>9.0} {:>9} {:>7}  {}",
-            self.case,
-            self.ours,
-            of_peer(|peer| format!("{:.2}", peer.peer)),
-            of_peer(|peer| format!("{:.2}", peer.ratio)),
-            self.gflops,
-            self.fraction * 100.0,
-            self.peak_mib,
-            of_peer(|peer| format!("{:.0}", peer.peer_peak_mib)),
-            of_peer(|peer| format!("{:.3}", peer.peak_fraction)),
-            known(target)
-        )
+/// The middle of numbers in ascending order.
+pub(crate) fn median(sorted: &[f64]) -> Option<f64> {
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        count if count % 2 == 1 => Some(sorted[middle]),
+        _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
+    }
+}
+
+/// ", holds" or ", missed", where that is known.
+pub(crate) fn verdict(holds: Option<bool>) -> &'static str {
+    match holds {
+        Some(true) => ", holds",
+        Some(false) => ", missed",
+        None => "",
     }
 }
 

@@ -8,7 +8,8 @@ use clap::Args;
 
 use super::cases::{CASES, CEILING, CEILING_STEPS, CEILING_WORK, Case};
 use super::program::{Measured, Program};
-use super::report::{self, Peer, Report, Row};
+use super::report::{self, Report};
+use super::step_row::{Peer, Row};
 use crate::out;
 
 /// Settings of `cargo xtask bench step`.
@@ -122,12 +123,7 @@ impl Times {
     }
 
     fn median(&self) -> Option<f64> {
-        let middle = self.ms.len() / 2;
-        match self.ms.len() {
-            0 => None,
-            count if count % 2 == 1 => Some(self.ms[middle]),
-            _ => Some(f64::midpoint(self.ms[middle - 1], self.ms[middle])),
-        }
+        report::median(&self.ms)
     }
 }
 

@@ -24,13 +24,23 @@ impl CpuGroup {
             (Phase::Exchanging | Phase::Leaving, Some(_)) => self.timeout + self.timeout / 4,
             (Phase::Entering, _) | (_, None) => self.timeout,
         };
-        self.try_meet(op.words(phase), limit).map_err(|error| {
+        // After the first round all ranks of a node do the same amount of work.
+        let worked = match phase {
+            Phase::Entering => Duration::ZERO,
+            Phase::Exchanging | Phase::Leaving => self.met.elapsed(),
+        };
+        self.try_meet(op.words(phase), worked, limit).map_err(|error| {
             self.failed = Some(error.clone());
             error
         })
     }
 
-    fn try_meet(&mut self, words: OpWords, limit: Duration) -> Result<(), GroupError> {
+    fn try_meet(
+        &mut self,
+        words: OpWords,
+        worked: Duration,
+        limit: Duration,
+    ) -> Result<(), GroupError> {
         let started = Instant::now();
         self.round = self.round.wrapping_add(1);
         if !self.control.enter(self.rank, self.round, words) {
@@ -40,7 +50,7 @@ impl CpuGroup {
         let every = self.mesh.as_ref().map_or(limit, |_| self.timeout / 4);
         loop {
             let until = (started + limit).min(Instant::now() + every);
-            match self.control.wait_all(self.round, until) {
+            match self.control.wait_all(self.round, worked, until) {
                 Ok(()) => break,
                 Err(Broken::Marked { .. }) => return Err(self.given_up(words, started)),
                 Err(Broken::TimedOut { missing }) if started + limit <= Instant::now() => {
@@ -60,7 +70,10 @@ impl CpuGroup {
             }
         }
         match self.control.first_other_op(self.round, words) {
-            None => Ok(()),
+            None => {
+                self.met = Instant::now();
+                Ok(())
+            }
             Some((rank, theirs)) => {
                 self.give_up(&Verdict::Left { rank: self.rank });
                 Err(self.elsewhere(rank, words, theirs))

@@ -114,7 +114,7 @@ impl CpuGroup {
         let op = Op::without_numbers(Kind::Formation);
         control.enter(rank, FORMATION, op.words(Phase::Entering));
         control
-            .wait_all(FORMATION, deadline)
+            .wait_all(FORMATION, Duration::ZERO, deadline)
             .map_err(|broken| not_formed(&control, rank, broken, started))?;
         let mesh = match &network {
             Some(network) if 1 < topology.node_count() => {
@@ -134,6 +134,7 @@ impl CpuGroup {
             board: board.clone(),
             record,
             round: FORMATION,
+            met: Instant::now(),
             sequence: 0,
             turn: 0,
             found: Found::default(),
