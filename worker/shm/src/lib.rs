@@ -33,5 +33,5 @@ pub use group_memory::{
 };
 pub use mapping::{Mapping, PAGE_BYTES, page_aligned};
 pub use node_arenas::{NodeArenas, Source, Span};
-pub use record::{FlightPosition, FlightReader, FlightRecord};
+pub use record::{FlightPosition, FlightReader, FlightRecord, monotonic_ns};
 pub use reduce::{CHUNK_LEN, Found, Reduce, SumOp, Term};

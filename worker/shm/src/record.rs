@@ -175,7 +175,7 @@ impl FlightReader {
 }
 
 /// Now, on the clock that [`FlightPosition`] uses; the same for every process of a node.
-fn monotonic_ns() -> u64 {
+pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
