@@ -7,6 +7,7 @@ mod report;
 mod setup;
 mod start;
 mod statistics;
+mod timeline;
 mod update;
 
 mod evaluate;

@@ -71,6 +71,7 @@ impl Trainer {
             self.position.begin_step(signed(step));
             let outcome = self.reduce_grains(step, place)?;
             let grad_norm = self.update_weights(step, &outcome)?;
+            self.position.timeline().end_step();
             self.report(step, place, &outcome, (grad_norm, began.elapsed()));
             self.ready.next_step += 1;
             let is_due = self.is_evaluation_due(step);
