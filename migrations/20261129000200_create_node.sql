@@ -17,6 +17,8 @@ CREATE TABLE node (
     token_public_id    text NOT NULL CONSTRAINT node_token_public_id_is_unique UNIQUE,
     token_hash         bytea NOT NULL,
     boot_id            text,
+    -- Machine and network namespace of its agent, as it said at its last poll.
+    host               text,
     memory_mib         integer NOT NULL,
     -- Grows with every change of the node's set of assignments: what a parked poll waits for.
     assignment_version bigint NOT NULL DEFAULT 1,

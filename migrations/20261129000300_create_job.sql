@@ -56,6 +56,8 @@ CREATE TABLE attempt (
     first_step           bigint NOT NULL DEFAULT 0,
     steps_done           bigint NOT NULL DEFAULT 0,
     lease_expires_at     timestamptz NOT NULL,
+    -- Until when every rank's endpoints must be known; absent when its ranks share one group memory.
+    rendezvous_by        timestamptz,
     -- When a stop was asked for: after the grace the ranks are killed.
     stop_requested_at    timestamptz,
     created_at           timestamptz NOT NULL,
@@ -77,6 +79,12 @@ CREATE TABLE group_member (
     node_id    uuid NOT NULL REFERENCES node,
     device     device_kind NOT NULL,
     slot_index integer NOT NULL,
+    -- Ranks of an attempt with the same number share a group memory; others reach each other over TCP.
+    memory_index integer NOT NULL,
+    -- Where its socket listens, once its node has said so: `ip:port`, best first.
+    endpoints  text[],
+    -- When its node said that everything is there that it needs.
+    prepared_at timestamptz,
     pid        integer,
     phase      phase,
     step       bigint,

@@ -16,6 +16,7 @@ pub(crate) async fn reconciled(server: &Server) {
 pub(crate) struct Agent {
     pub(crate) node_id: String,
     pub(crate) boot_id: String,
+    pub(crate) host: String,
     token: String,
     inventory: Value,
 }
@@ -46,6 +47,7 @@ impl Agent {
         Self {
             node_id: welcome["node_id"].as_str().unwrap().to_owned(),
             boot_id: "boot".to_owned(),
+            host: "one".to_owned(),
             token: welcome["node_token"].as_str().unwrap().to_owned(),
             inventory,
         }
@@ -56,7 +58,10 @@ impl Agent {
     }
 
     pub(crate) fn poll_body(&self, seen_version: i64) -> Value {
-        json!({"seen_version": seen_version, "inventory": self.inventory, "boot_id": self.boot_id})
+        json!({
+            "seen_version": seen_version, "inventory": self.inventory, "boot_id": self.boot_id,
+            "host": self.host,
+        })
     }
 
     pub(crate) async fn poll(&self, server: &Server, seen_version: i64) -> Value {

@@ -188,14 +188,15 @@ async fn a_server_that_was_away_takes_nothing_from_nodes_that_could_not_reach_it
 }
 
 #[sqlx::test(migrations = "../migrations")]
-async fn a_gang_that_would_span_nodes_waits_and_says_so(pool: PgPool) {
+async fn a_gang_that_shares_memory_and_would_span_nodes_waits_and_says_so(pool: PgPool) {
     let server = Server::new(pool).await;
     for name in ["alpha", "beta"] {
         Agent::join(&server, name, 1).await.poll(&server, 0).await;
     }
     let agent = Agent::join(&server, "gamma", 0).await;
     agent.poll(&server, 0).await;
-    let job = agent.submit(&server, 2).await;
+    let fields = json!({"gang": {"ranks": 2}, "ddp": {"transport": "shm"}});
+    let job = agent.submit_with(&server, fields).await;
     let small = agent.submit(&server, 1).await;
     reconciled(&server).await;
     let of =

@@ -10,6 +10,7 @@ mod attempts;
 mod checkpoints;
 mod data;
 mod events;
+mod gangs;
 mod jobs;
 mod openapi;
 mod problems;

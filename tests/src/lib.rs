@@ -1,8 +1,10 @@
 //! Real servers, agents and ranks on one machine, asserted from outside. Nothing here reaches into a program.
 
+mod namespace;
 mod process;
 mod service;
 
+pub use namespace::Cable;
 pub use process::{Process, is_running, kill_now, programs, repository};
 pub use service::{LEASE, Service};
 

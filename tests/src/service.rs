@@ -32,6 +32,8 @@ pub struct Service {
     /// For asking the server.
     pub client: Client,
     url: String,
+    /// Where the server listens at first.
+    listen: String,
     token: String,
     join_token: String,
     server: Option<Process>,
@@ -47,6 +49,8 @@ pub struct Service {
 struct Agent {
     name: String,
     slots: u32,
+    /// What comes before its command.
+    behind: Vec<String>,
     process: Option<Process>,
 }
 
@@ -66,6 +70,14 @@ impl Service {
     /// # Errors
     /// When it does not come up.
     pub async fn start_server_alone() -> anyhow::Result<Self> {
+        Self::start_server_at("127.0.0.1").await
+    }
+
+    /// A server at an address, without agents.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub async fn start_server_at(address: &str) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("lockstep-e2e-").tempdir()?;
         let path = utf8(&folder)?.to_owned();
         let cluster = tokio::task::spawn_blocking(move || {
@@ -86,6 +98,7 @@ impl Service {
         let mut service = Self {
             client: Client::anonymous("http://127.0.0.1:1")?,
             url: String::new(),
+            listen: format!("{address}:0"),
             token: credentials.token,
             join_token: credentials.join_token,
             server: None,
@@ -130,7 +143,7 @@ impl Service {
         if port_file.exists() {
             std::fs::remove_file(&port_file)?;
         }
-        let listen = self.url.strip_prefix("http://").unwrap_or("127.0.0.1:0").to_owned();
+        let listen = self.url.strip_prefix("http://").unwrap_or(&self.listen).to_owned();
         let lease_ms = LEASE.as_millis();
         let mut command = Command::new(self.programs.join("lockstep-server"));
         command.arg("serve").args(["--listen", &listen, "--database-url", &self.database_url]);
@@ -166,7 +179,20 @@ impl Service {
     /// # Errors
     /// When it is not ready in time.
     pub async fn add_agent(&mut self, name: &str, slots: u32) -> anyhow::Result<()> {
-        self.agents.push(Agent { name: name.to_owned(), slots, process: None });
+        self.add_agent_behind(name, slots, Vec::new()).await
+    }
+
+    /// The same with something before its command, which becomes the agent.
+    ///
+    /// # Errors
+    /// When it is not ready in time.
+    pub async fn add_agent_behind(
+        &mut self,
+        name: &str,
+        slots: u32,
+        behind: Vec<String>,
+    ) -> anyhow::Result<()> {
+        self.agents.push(Agent { name: name.to_owned(), slots, behind, process: None });
         self.start_agent(self.agents.len() - 1).await
     }
 
@@ -177,7 +203,10 @@ impl Service {
     pub async fn start_agent(&mut self, index: usize) -> anyhow::Result<()> {
         let folder = self.folder().to_owned();
         let agent = &mut self.agents[index];
-        let mut command = Command::new(self.programs.join("lockstep-agent"));
+        let program = self.programs.join("lockstep-agent").into_string();
+        let mut words = agent.behind.iter().chain([&program]);
+        let mut command = Command::new(words.next().expect("one is the program's own"));
+        command.args(words);
         command.args([
             "--server",
             &self.url,

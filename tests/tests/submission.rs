@@ -63,11 +63,11 @@ async fn a_repeated_submit_with_the_same_key_returns_the_first_job() -> anyhow::
 #[tokio::test]
 async fn a_job_without_slots_waits_with_a_reason_and_can_be_cancelled() -> anyhow::Result<()> {
     let mut service = Service::start_server_alone().await?;
-    let id = service.submit(JOB, &["gang.ranks=2"])?.summary.id;
+    let id = service.submit(JOB, &["gang.ranks=2", "ddp.transport=shm"])?.summary.id;
     let deadline = Duration::from_secs(30);
     let waits = |job: &JobView| job.summary.waiting.is_some();
     wait_for_job(&service.client, id, "the job says why it waits", deadline, waits).await?;
-    // One slot on each of two nodes: ranks on two nodes have no way to talk yet, and that is said.
+    // One slot on each of two nodes: ranks that speak through shared memory cannot be there, and that is said.
     service.add_agent("left", 1).await?;
     service.add_agent("right", 1).await?;
     let says =

@@ -64,6 +64,8 @@ pub struct PollRequest {
     pub inventory: Inventory,
     /// A random number drawn at the agent's start. A new one means that its ranks are gone.
     pub boot_id: String,
+    /// Which machine and network namespace it is in: agents that say the same reach each other's loopback addresses.
+    pub host: String,
 }
 
 /// All that should run on this node.
@@ -102,6 +104,22 @@ pub struct Assignment {
     pub resume: Option<ResumeFrom>,
     /// Good for this attempt only; ranks prove with it to each other and to the agent that they belong.
     pub attempt_key: String,
+    /// How its ranks reach each other; absent when all of them share one group memory.
+    pub network: Option<AssignedNetwork>,
+}
+
+/// How the ranks of an attempt reach each other over TCP.
+///
+/// The agent binds a socket for each of its ranks, says where they listen ([`Report::RankListens`]) and, once everything
+/// is there that they need, [`Report::Prepared`]. When every node has said both, `endpoints` appears and ranks are started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct AssignedNetwork {
+    /// Which ranks share a group memory: contiguous, in order, every rank once.
+    pub nodes: Vec<Vec<Rank>>,
+    /// Whether its nodes are on several hosts: then a loopback address reaches nobody.
+    pub spans_hosts: bool,
+    /// Where each rank listens, in order of rank: candidates as `ip:port`, best first. Absent until all are ready.
+    pub endpoints: Option<Vec<Vec<String>>>,
 }
 
 impl std::fmt::Debug for Assignment {
@@ -219,6 +237,15 @@ pub struct ReportResponse {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Report {
+    /// A rank's socket is bound and listens; the rank itself is not started yet.
+    RankListens {
+        /// Which.
+        rank: Rank,
+        /// Where others reach it: 1 to 16 candidates as `ip:port`, best first.
+        endpoints: Vec<String>,
+    },
+    /// Everything is there that the ranks of this node need. Said of attempts with a network.
+    Prepared,
     /// A rank's process runs.
     RankStarted {
         /// Which.

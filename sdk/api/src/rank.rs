@@ -39,8 +39,12 @@ pub struct RankConfig {
     pub socket_path: String,
     /// First words on it.
     pub attempt_key: String,
-    /// File descriptor of the group's memfd, inherited; empty at first, sized by rank 0.
+    /// File descriptor of the memfd of the ranks of this rank's entry in [`RankNetwork::nodes`] (of all ranks without a
+    /// network), inherited; empty at first, sized by the first of them.
     pub group_fd: i32,
+    /// How ranks on different nodes reach each other; `None` when all ranks share one group memory.
+    #[serde(default)]
+    pub network: Option<RankNetwork>,
     /// This rank's flight record, a file made by the agent.
     pub flight_record_path: String,
     /// The loader component.
@@ -60,6 +64,20 @@ pub struct RankConfig {
     pub resume_path: Option<String>,
     /// Folder to write checkpoints to (rank 0).
     pub checkpoint_dir: String,
+}
+
+/// What ranks that do not share one group memory need to reach each other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankNetwork {
+    /// This rank's listening TCP socket, inherited; bound by the agent.
+    pub listener_fd: i32,
+    /// Which ranks share a group memory: contiguous, in order, every rank once.
+    pub nodes: Vec<Vec<Rank>>,
+    /// Where each rank listens, in order of rank: candidates as `ip:port`, best first.
+    pub endpoints: Vec<Vec<String>>,
+    /// Whether what ranks say to each other is encrypted (it is always authenticated with the attempt's key).
+    pub encrypt: bool,
 }
 
 /// From a rank to its agent.

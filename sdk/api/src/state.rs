@@ -101,6 +101,8 @@ labels! {
         NodeLost = "node_lost",
         /// The ranks did not form a group in time.
         RendezvousTimeout = "rendezvous_timeout",
+        /// A node has no address at which ranks of other nodes could reach its own.
+        InterfaceUnreachable = "interface_unreachable",
         /// Ranks disagree on the plan of collectives.
         PlanMismatch = "plan_mismatch",
         /// The loss or a gradient is not finite.
@@ -209,6 +211,7 @@ impl FailureCode {
             | Self::NotEntered
             | Self::NodeLost
             | Self::RendezvousTimeout
+            | Self::InterfaceUnreachable
             | Self::PrepareFailed
             | Self::CheckpointFailed => Blame::Infrastructure,
             Self::PlanMismatch

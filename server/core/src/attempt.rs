@@ -9,17 +9,19 @@
 //! little longer. Each rank therefore keeps its slot until its node has said that the process is gone, or until it is
 //! proved otherwise ([`NodeLoss::proves_gone`]): a slot is never given out while a process may live in it.
 
+mod gang;
 mod words;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{AttemptOutcome, AttemptState, Blame, Generation, NodeId, Rank, RankExit};
+use lockstep_api::{AttemptOutcome, AttemptState, Blame, NodeId, Rank, RankExit};
 
 use crate::lease::{LeaseTerms, delta};
 use crate::timeouts::Timeouts;
 use crate::verdict::{self, Failure, Grade, Standing};
 
+pub use gang::{Gang, Member, Place, Readiness, Suspect};
 pub use words::{Effect, Event, NodeLoss, StepError, Word};
 
 /// One try at a job.
@@ -29,52 +31,6 @@ pub struct Attempt {
     pub gang: Gang,
     /// Where it stands.
     pub stage: Stage,
-}
-
-/// The ranks that hold an attempt together.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Gang {
-    /// The fence.
-    pub generation: Generation,
-    /// Until when its nodes' word holds.
-    pub lease_expires_at: DateTime<Utc>,
-    /// Every rank.
-    pub members: BTreeMap<Rank, Member>,
-    /// The first symptom, while its cause is unknown.
-    pub suspect: Option<Suspect>,
-}
-
-/// One rank's process.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
-    /// Where.
-    pub node: NodeId,
-    /// That node's name, for sentences.
-    pub node_name: String,
-    /// What is known of the process.
-    pub place: Place,
-}
-
-/// What is known of a rank's process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// It may live: its slot is held.
-    Held,
-    /// Gone with status 0; its node has not yet said that training is over.
-    Left,
-    /// Gone after it had finished training.
-    Finished,
-    /// Gone otherwise.
-    Gone,
-}
-
-/// A symptom that waits for its cause.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Suspect {
-    /// Since when.
-    pub since: DateTime<Utc>,
-    /// What was seen.
-    pub failure: Failure,
 }
 
 /// Where an attempt stands.
@@ -180,8 +136,20 @@ impl Attempt {
                 };
                 Ok((self, effects))
             }
-            Word::RankStarted { .. } | Word::Progressed | Word::Renewed if is_over => {
+            Word::RankListens { .. }
+            | Word::Prepared
+            | Word::RankStarted { .. }
+            | Word::Progressed
+            | Word::Renewed
+                if is_over =>
+            {
                 Err(StepError::Over)
+            }
+            Word::RankListens { rank } => {
+                Ok(self.make_ready(|of, _| of == rank, |it| it.listens = true))
+            }
+            Word::Prepared => {
+                Ok(self.make_ready(|_, member| member.node == node, |it| it.is_prepared = true))
             }
             Word::RankStarted { .. } => {
                 if self.stage == Stage::Placing {
@@ -205,8 +173,11 @@ impl Attempt {
 
     fn check_member(&self, node: NodeId, word: &Word) -> Result<(), StepError> {
         let about = match word {
-            Word::RankStarted { rank } | Word::RankExited { rank, .. } => Some(*rank),
-            Word::Progressed
+            Word::RankListens { rank }
+            | Word::RankStarted { rank }
+            | Word::RankExited { rank, .. } => Some(*rank),
+            Word::Prepared
+            | Word::Progressed
             | Word::Renewed
             | Word::Failed(_)
             | Word::Finished
@@ -218,6 +189,25 @@ impl Attempt {
             None => self.gang.members.values().any(|member| member.node == node),
         };
         if is_member { Ok(()) } else { Err(StepError::NotAMember { node, rank: about }) }
+    }
+
+    /// Ranks come closer to being started. Once all are ready, their nodes must hear where each of them listens.
+    fn make_ready(
+        mut self,
+        whose: impl Fn(Rank, &Member) -> bool,
+        mark: impl Fn(&mut Readiness),
+    ) -> Stepped {
+        let were_ready = self.gang.are_all_ready();
+        for (&rank, member) in &mut self.gang.members {
+            if whose(rank, member) {
+                mark(&mut member.readiness);
+            }
+        }
+        let effects = match !were_ready && self.gang.are_all_ready() {
+            true => vec![Effect::Reassign],
+            false => vec![],
+        };
+        (self, effects)
     }
 
     /// A rank's process is gone. Leaving with status 0 is how a rank ends well, wherever it stood.
@@ -254,13 +244,12 @@ impl Attempt {
                 (Some(suspect), Grade::Cause) => match failure.report.exit {
                     None => true,
                     // A node tells the deaths it knows of before a complaint, then kills what is left: its own doing.
-                    Some(exit) if exit.signal == Some(SIGKILL) => {
-                        suspect.failure.node != failure.node
+                    Some(exit) if suspect.was_told_by(failure.node) => {
+                        exit.signal != Some(SIGKILL)
                             && verdict::could_be_caused_by(&suspect.failure.report, &failure.report)
                     }
-                    Some(_) => {
-                        verdict::could_be_caused_by(&suspect.failure.report, &failure.report)
-                    }
+                    // Seen where it happened. Whom others miss may only have left because of it.
+                    Some(_) => true,
                 },
             };
         if is_verdict {
@@ -268,8 +257,13 @@ impl Attempt {
             effects.push(Effect::File { failure, standing: Standing::Verdict });
             return self.end(AttemptOutcome::Failed, blame, effects);
         }
-        if is_at_work && self.gang.suspect.is_none() {
-            self.gang.suspect = Some(Suspect { since: now, failure: failure.clone() });
+        if is_at_work {
+            let suspect = self.gang.suspect.get_or_insert_with(|| Suspect {
+                since: now,
+                failure: failure.clone(),
+                told_by: BTreeSet::new(),
+            });
+            suspect.told_by.extend(failure.node);
         }
         effects.push(Effect::File { failure, standing: Standing::Effect });
         (self, effects)
@@ -289,7 +283,10 @@ impl Attempt {
         let mut effects = self.gang.release(|_, member| member.node == node, Place::Gone);
         match self.stage {
             Stage::Placing | Stage::Starting | Stage::Running if was_unfinished => {
-                if self.gang.suspect.is_some() {
+                if let Some(suspect) = &self.gang.suspect {
+                    if self.gang.could_be_explained_by_another(suspect) {
+                        return (self, effects);
+                    }
                     effects.push(Effect::PromoteSuspect);
                     let blame = self.gang.suspect_blame();
                     return self.end(AttemptOutcome::Failed, blame, effects);
@@ -350,7 +347,10 @@ impl Attempt {
                 (self, vec![])
             }
             Stage::Placing | Stage::Starting | Stage::Running => {
-                let window = delta(terms.timeouts.snapshot());
+                let window = delta(match self.gang.spans_nodes() {
+                    true => terms.timeouts.snapshot_of_nodes(),
+                    false => terms.timeouts.snapshot(),
+                });
                 if self.gang.suspect.as_ref().is_some_and(|suspect| suspect.since + window <= now) {
                     let blame = self.gang.suspect_blame();
                     return self.end(AttemptOutcome::Failed, blame, vec![Effect::PromoteSuspect]);
@@ -361,6 +361,11 @@ impl Attempt {
                     let failure = Failure { report, node: None };
                     let file = Effect::File { failure, standing: Standing::Verdict };
                     return self.end(AttemptOutcome::LeaseLost, blame, vec![file]);
+                }
+                if let Some(failure) = self.gang.missed_rendezvous(now) {
+                    let blame = failure.report.code.blame();
+                    let file = Effect::File { failure, standing: Standing::Verdict };
+                    return self.end(AttemptOutcome::Failed, blame, vec![file]);
                 }
                 (self, vec![])
             }
@@ -386,37 +391,5 @@ impl Attempt {
         effects.push(Effect::Reassign);
         effects.push(Effect::Over { outcome, blame });
         (self, effects)
-    }
-}
-
-impl Gang {
-    fn node_name(&self, node: NodeId) -> String {
-        let member = self.members.values().find(|member| member.node == node);
-        member.map_or_else(|| node.to_string(), |member| member.node_name.clone())
-    }
-
-    fn has_unfinished(&self, node: NodeId) -> bool {
-        self.members.values().any(|member| member.node == node && member.place != Place::Finished)
-    }
-
-    fn suspect_blame(&self) -> Blame {
-        self.suspect
-            .as_ref()
-            .map_or(Blame::Infrastructure, |suspect| suspect.failure.report.code.blame())
-    }
-
-    /// Marks held members as gone and tells whose slots are free now.
-    fn release(&mut self, whose: impl Fn(Rank, &Member) -> bool, place: Place) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        for (&rank, member) in &mut self.members {
-            let is_meant = whose(rank, member);
-            if is_meant && member.place == Place::Held {
-                member.place = place;
-                effects.push(Effect::Release { rank });
-            } else if is_meant && place == Place::Finished && member.place == Place::Left {
-                member.place = place;
-            }
-        }
-        effects
     }
 }

@@ -12,7 +12,8 @@ pub mod timeouts;
 pub mod verdict;
 
 pub use attempt::{
-    Attempt, Effect, Event, Gang, Member, NodeLoss, Place, Stage, StepError, Suspect, Terms, Word,
+    Attempt, Effect, Event, Gang, Member, NodeLoss, Place, Readiness, Stage, StepError, Suspect,
+    Terms, Word,
 };
 pub use job::{Job, JobEffect, JobEvent, JobStepError, RetryBudget};
 pub use lease::{LeaseTerms, LeaseTermsError};

@@ -3,15 +3,23 @@
 //! # One pass over the queue
 //!
 //! Jobs are looked at in the order they came. One that fits takes its slots. One that would fit if slots were free
-//! keeps the free ones of the node that has most of them, so that smaller jobs behind it cannot starve it. One that no
-//! node could hold even when empty keeps nothing, and others pass it.
+//! keeps the free ones where it would fit first, so that smaller jobs behind it cannot starve it. One that the nodes
+//! could not hold even when empty keeps nothing, and others pass it.
 //!
-//! A gang stays on one node: ranks talk through shared memory only. One that would fit over several nodes together is told so.
+//! # Over several nodes
+//!
+//! A gang goes to one node if one has room, else over as few as have it together, unless its transport keeps it on one.
+//! Ranks of a node are neighbours, and nodes come in the order of their names. Ranks with one `memory_index` share a
+//! group memory; others reach each other over TCP.
 
+mod reason;
+
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fmt;
 
-use lockstep_api::{DeviceKind, NodeId, Rank, SlotSpec};
+use lockstep_api::{DeviceKind, NodeId, Rank, SlotSpec, Transport};
+
+pub use reason::Reason;
 
 /// What a job asks for.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,6 +28,8 @@ pub struct Request {
     pub ranks: u32,
     /// What each rank runs on.
     pub slot: SlotSpec,
+    /// How ranks reach each other.
+    pub transport: Transport,
 }
 
 /// A node and its slots.
@@ -65,6 +75,8 @@ pub struct Placed {
     pub device: DeviceKind,
     /// Which slot.
     pub index: i32,
+    /// Which of the gang's group memories, counted from 0 in order of rank.
+    pub memory_index: i32,
 }
 
 /// What became of a request.
@@ -76,108 +88,6 @@ pub enum Decision {
     Waits(Reason),
 }
 
-/// Why a job waits. `Display` is the sentence for people.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Reason {
-    /// No node is there.
-    NoNode,
-    /// No node has such a slot.
-    NoSuchSlot {
-        /// What was asked for.
-        slot: SlotSpec,
-    },
-    /// No node has enough such slots, even all together.
-    TooFewSlots {
-        /// What was asked for.
-        request: Request,
-        /// The largest node.
-        node_name: String,
-        /// What it has.
-        slots: u32,
-    },
-    /// Nodes together have enough, none alone, and ranks on different nodes cannot reach each other yet.
-    SpansNodes {
-        /// What was asked for.
-        request: Request,
-        /// Each node and its slots.
-        nodes: Vec<(String, u32)>,
-    },
-    /// It fits once slots are free.
-    NotFree {
-        /// What was asked for.
-        request: Request,
-        /// The most free slots that a node large enough has now.
-        free: u32,
-    },
-}
-
-/// How many nodes a sentence names.
-const NODES_NAMED: usize = 4;
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoNode => f.write_str("no node is connected"),
-            Self::NoSuchSlot { slot } => write!(f, "no node offers a slot of {}", Kind(slot)),
-            Self::TooFewSlots { request, node_name, slots } => write!(
-                f,
-                "no node offers {} of {}: the largest, {node_name}, has {slots}",
-                Count(request.ranks, "slot"),
-                Kind(&request.slot),
-            ),
-            Self::SpansNodes { request, nodes } => {
-                write!(
-                    f,
-                    "no node offers {} of {}: they would span nodes (",
-                    Count(request.ranks, "slot"),
-                    Kind(&request.slot)
-                )?;
-                for (i, (name, slots)) in nodes.iter().take(NODES_NAMED).enumerate() {
-                    let comma = if i == 0 { "" } else { ", " };
-                    write!(f, "{comma}{name} has {slots}")?;
-                }
-                if NODES_NAMED < nodes.len() {
-                    write!(f, ", and {} more", nodes.len() - NODES_NAMED)?;
-                }
-                f.write_str("), and ranks on different nodes cannot reach each other yet")
-            }
-            Self::NotFree { request, free } => write!(
-                f,
-                "waits for {} of {} on one node: {free} {} free",
-                Count(request.ranks, "free slot"),
-                Kind(&request.slot),
-                if *free == 1 { "is" } else { "are" },
-            ),
-        }
-    }
-}
-
-/// `2 slots`
-struct Count(u32, &'static str);
-
-impl fmt::Display for Count {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}{}", self.0, self.1, if self.0 == 1 { "" } else { "s" })
-    }
-}
-
-/// `1 cpu core and 512 MiB`
-struct Kind<'a>(&'a SlotSpec);
-
-impl fmt::Display for Kind<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SlotSpec { device, cores, memory_mib } = self.0;
-        match device {
-            DeviceKind::Cpu => {
-                write!(f, "{} and {memory_mib} MiB", Count(*cores, "cpu core"))
-            }
-            DeviceKind::Cuda => {
-                write!(f, "1 cuda device, {} and {memory_mib} MiB", Count(*cores, "core"))
-            }
-        }
-    }
-}
-
 /// Decides about each request, first come first served; see the module's text. `nodes` are those that take work.
 pub fn schedule(queue: &[Request], nodes: &[NodeOffer]) -> Vec<Decision> {
     let mut nodes = nodes.to_vec();
@@ -187,220 +97,142 @@ pub fn schedule(queue: &[Request], nodes: &[NodeOffer]) -> Vec<Decision> {
 
 fn place(request: &Request, nodes: &mut [NodeOffer]) -> Decision {
     let wanted = usize::try_from(request.ranks).unwrap_or(usize::MAX);
-    let suiting = |node: &NodeOffer| node.slots.iter().filter(|s| s.suits(&request.slot)).count();
-    let free = |node: &NodeOffer| {
-        node.slots.iter().filter(|s| s.suits(&request.slot) && !s.is_held).count()
+    let count = |node: &NodeOffer, is_counted: fn(&SlotOffer) -> bool| {
+        node.slots.iter().filter(|slot| slot.suits(&request.slot) && is_counted(slot)).count()
     };
-    // The tightest fit leaves the large holes whole; the order of names settles ties.
-    let best = nodes.iter_mut().filter(|node| wanted <= free(node)).min_by_key(|node| free(node));
-    if let Some(node) = best {
-        return Decision::Placed(take(request, node));
+    let free: Vec<usize> = nodes.iter().map(|node| count(node, |slot| !slot.is_held)).collect();
+    let suiting: Vec<usize> = nodes.iter().map(|node| count(node, |_| true)).collect();
+    if let Some(shares) = shares(wanted, &free, request.transport) {
+        return Decision::Placed(take(request, nodes, &shares));
     }
-    if let Some(reason) = never_fits(request, nodes, wanted, suiting) {
+    if let Some(reason) = never_fits(request, nodes, wanted, &suiting) {
         return Decision::Waits(reason);
     }
-    let closest =
-        nodes.iter_mut().filter(|node| wanted <= suiting(node)).max_by_key(|node| free(node));
     let mut kept = 0;
-    for slot in closest.into_iter().flat_map(|node| &mut node.slots) {
-        if slot.suits(&request.slot) && !slot.is_held {
-            slot.is_held = true;
-            kept += 1;
+    for index in closest(wanted, &suiting, &free) {
+        for slot in &mut nodes[index].slots {
+            if slot.suits(&request.slot) && !slot.is_held {
+                slot.is_held = true;
+                kept += 1;
+            }
         }
     }
-    Decision::Waits(Reason::NotFree { request: request.clone(), free: kept })
+    let free = match request.transport {
+        Transport::Shm => kept,
+        Transport::Auto | Transport::Tcp => as_count(free.iter().sum()),
+    };
+    Decision::Waits(Reason::NotFree { request: request.clone(), free })
 }
 
-/// Takes the lowest slots of a node that has enough.
-fn take(request: &Request, node: &mut NodeOffer) -> Vec<Placed> {
-    let free: BTreeMap<i32, &mut SlotOffer> = node
-        .slots
-        .iter_mut()
-        .filter(|slot| slot.suits(&request.slot) && !slot.is_held)
-        .map(|slot| (slot.index, slot))
-        .collect();
-    (0..)
-        .zip(free)
-        .map_while(|(rank, (index, slot))| {
-            let is_wanted = i64::from(rank) < i64::from(request.ranks);
-            is_wanted.then(|| {
-                slot.is_held = true;
-                Placed { rank: Rank(rank), node: node.node, device: slot.device, index }
-            })
-        })
-        .collect()
+/// How many ranks a node gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Share {
+    /// Which.
+    node_index: usize,
+    /// How many.
+    ranks: usize,
+}
+
+/// Which of nodes with so many slots get how many ranks, in order of nodes; `None` if there is no room.
+fn shares(wanted: usize, slots: &[usize], transport: Transport) -> Option<Vec<Share>> {
+    // The tightest fit leaves the large holes whole; the order of names settles ties.
+    let tightest = |wanted: usize, taken: &[Share]| {
+        let is_left = |index: &usize| taken.iter().all(|share| share.node_index != *index);
+        let fits = (0..slots.len()).filter(is_left).filter(|&index| wanted <= slots[index]);
+        fits.min_by_key(|&index| slots[index])
+    };
+    let mut largest_first: Vec<usize> = (0..slots.len()).collect();
+    largest_first.sort_by_key(|&index| Reverse(slots[index]));
+    let (mut taken, mut left) = (Vec::new(), wanted);
+    for node_index in largest_first {
+        if let Some(last) = tightest(left, &taken) {
+            taken.push(Share { node_index: last, ranks: left });
+            taken.sort_by_key(|share| share.node_index);
+            return Some(taken);
+        }
+        if transport == Transport::Shm {
+            return None;
+        }
+        // Whole nodes from the largest on: no fewer can hold them.
+        let ranks = slots[node_index];
+        taken.push(Share { node_index, ranks });
+        left -= ranks;
+    }
+    None
+}
+
+/// The nodes whose free slots are kept for a gang that waits: the one with most of them that could hold it alone, or else
+/// the fewest that could together.
+fn closest(wanted: usize, suiting: &[usize], free: &[usize]) -> Vec<usize> {
+    let alone = (0..suiting.len()).filter(|&index| wanted <= suiting[index]);
+    match alone.max_by_key(|&index| free[index]) {
+        Some(index) => vec![index],
+        None => {
+            let shares = shares(wanted, suiting, Transport::Auto).unwrap_or_default();
+            shares.into_iter().map(|share| share.node_index).collect()
+        }
+    }
+}
+
+/// Takes the lowest slots of each node; ranks go up with the nodes.
+fn take(request: &Request, nodes: &mut [NodeOffer], shares: &[Share]) -> Vec<Placed> {
+    let mut places = Vec::new();
+    for (memory_index, share) in (0..).zip(shares) {
+        let node = &mut nodes[share.node_index];
+        let free: BTreeMap<i32, &mut SlotOffer> = node
+            .slots
+            .iter_mut()
+            .filter(|slot| slot.suits(&request.slot) && !slot.is_held)
+            .map(|slot| (slot.index, slot))
+            .collect();
+        for (index, slot) in free.into_iter().take(share.ranks) {
+            slot.is_held = true;
+            let rank = Rank(i32::try_from(places.len()).unwrap_or(i32::MAX));
+            let memory_index = match request.transport {
+                Transport::Auto | Transport::Shm => memory_index,
+                Transport::Tcp => rank.0,
+            };
+            let (node, device) = (node.node, slot.device);
+            places.push(Placed { rank, node, device, index, memory_index });
+        }
+    }
+    places
 }
 
 fn never_fits(
     request: &Request,
     nodes: &[NodeOffer],
     wanted: usize,
-    suiting: impl Fn(&NodeOffer) -> usize,
+    suiting: &[usize],
 ) -> Option<Reason> {
-    let Some(largest) = nodes.iter().max_by_key(|node| suiting(node)) else {
+    let Some(largest) = (0..nodes.len()).max_by_key(|&index| suiting[index]) else {
         return Some(Reason::NoNode);
     };
-    let as_count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    if wanted <= suiting(largest) {
-        return None;
+    let total: usize = suiting.iter().sum();
+    let request = request.clone();
+    match request.transport {
+        _ if wanted <= suiting[largest] => None,
+        _ if total == 0 => Some(Reason::NoSuchSlot { slot: request.slot }),
+        Transport::Auto | Transport::Tcp if wanted <= total => None,
+        Transport::Auto | Transport::Tcp => {
+            Some(Reason::TooFewTogether { request, slots: as_count(total) })
+        }
+        Transport::Shm if wanted <= total => {
+            let with_slots = nodes.iter().zip(suiting).filter(|(_, slots)| 0 < **slots);
+            let nodes = with_slots.map(|(node, slots)| (node.name.clone(), as_count(*slots)));
+            Some(Reason::SpansNodes { request, nodes: nodes.collect() })
+        }
+        Transport::Shm => Some(Reason::TooFewSlots {
+            request,
+            node_name: nodes[largest].name.clone(),
+            slots: as_count(suiting[largest]),
+        }),
     }
-    if suiting(largest) == 0 {
-        return Some(Reason::NoSuchSlot { slot: request.slot.clone() });
-    }
-    if wanted <= nodes.iter().map(&suiting).sum() {
-        let with_slots = nodes.iter().filter(|node| 0 < suiting(node));
-        let nodes = with_slots.map(|node| (node.name.clone(), as_count(suiting(node)))).collect();
-        return Some(Reason::SpansNodes { request: request.clone(), nodes });
-    }
-    Some(Reason::TooFewSlots {
-        request: request.clone(),
-        node_name: largest.name.clone(),
-        slots: as_count(suiting(largest)),
-    })
+}
+
+fn as_count(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use proptest::prelude::*;
-    use uuid::Uuid;
-
-    use super::*;
-
-    fn cpu(index: i32, is_held: bool) -> SlotOffer {
-        SlotOffer { device: DeviceKind::Cpu, index, cores: 1, memory_mib: 1024, is_held }
-    }
-
-    fn node(number: u128, held: &[bool]) -> NodeOffer {
-        let slots = (0..).zip(held).map(|(index, held)| cpu(index, *held)).collect();
-        NodeOffer { node: NodeId(Uuid::from_u128(number)), name: format!("n{number}"), slots }
-    }
-
-    fn ask(ranks: u32) -> Request {
-        Request { ranks, slot: SlotSpec::default() }
-    }
-
-    fn sentence(decision: &Decision) -> String {
-        match decision {
-            Decision::Placed(places) => format!("placed {}", places.len()),
-            Decision::Waits(reason) => reason.to_string(),
-        }
-    }
-
-    fn first(request: Request, nodes: &[NodeOffer]) -> String {
-        sentence(&schedule(&[request], nodes)[0])
-    }
-
-    #[test]
-    fn every_reason_says_what_is_wanted_and_what_there_is() {
-        assert_eq!(first(ask(1), &[]), "no node is connected");
-        let two = [node(1, &[false]), node(2, &[false])];
-        assert_eq!(
-            first(ask(2), &two),
-            "no node offers 2 slots of 1 cpu core and 512 MiB: they would span nodes (n1 has 1, n2 has 1), \
-             and ranks on different nodes cannot reach each other yet"
-        );
-        assert_eq!(
-            first(ask(3), &two),
-            "no node offers 3 slots of 1 cpu core and 512 MiB: the largest, n2, has 1"
-        );
-        let mut big = ask(1);
-        big.slot.memory_mib = 4096;
-        assert_eq!(first(big, &two), "no node offers a slot of 1 cpu core and 4096 MiB");
-        let mut gpu = ask(1);
-        gpu.slot.device = DeviceKind::Cuda;
-        assert_eq!(first(gpu, &two), "no node offers a slot of 1 cuda device, 1 core and 512 MiB");
-        assert_eq!(
-            first(ask(2), &[node(1, &[true, false])]),
-            "waits for 2 free slots of 1 cpu core and 512 MiB on one node: 1 is free"
-        );
-    }
-
-    #[test]
-    fn a_gang_takes_the_tightest_node_and_its_lowest_slots() {
-        let nodes = [node(1, &[false; 4]), node(2, &[true, false, false])];
-        let Decision::Placed(places) = &schedule(&[ask(2)], &nodes)[0] else { panic!("it fits") };
-        let got: Vec<_> = places.iter().map(|p| (p.rank.0, p.node.0.as_u128(), p.index)).collect();
-        assert_eq!(got, [(0, 2, 1), (1, 2, 2)]);
-    }
-
-    #[test]
-    fn a_job_that_fits_passes_one_that_never_does_but_not_one_that_will() {
-        let decisions = schedule(&[ask(9), ask(2), ask(1)], &[node(1, &[true, false])]);
-        let got: Vec<_> = decisions.iter().map(sentence).collect();
-        assert!(got[0].starts_with("no node offers 9 slots"), "{}", got[0]);
-        assert!(got[1].ends_with("1 is free"), "{}", got[1]);
-        assert!(got[2].ends_with("0 are free"), "the free slot is kept for the second: {}", got[2]);
-        let decisions = schedule(&[ask(9), ask(1)], &[node(1, &[true, false])]);
-        assert_eq!(sentence(&decisions[1]), "placed 1");
-    }
-
-    fn any_nodes() -> impl Strategy<Value = Vec<NodeOffer>> {
-        let slot = (any::<bool>(), 1..4u32, prop::sample::select(DeviceKind::ALL));
-        let slots = prop::collection::vec(slot, 0..6);
-        prop::collection::vec(slots, 0..5).prop_map(|nodes| {
-            (1..)
-                .zip(nodes)
-                .map(|(number, slots)| {
-                    let mut node = node(number, &[]);
-                    node.slots = (0..)
-                        .zip(slots)
-                        .map(|(index, (is_held, cores, device))| SlotOffer {
-                            device,
-                            index,
-                            cores,
-                            memory_mib: 512 * cores,
-                            is_held,
-                        })
-                        .collect();
-                    node
-                })
-                .collect()
-        })
-    }
-
-    fn any_request() -> impl Strategy<Value = Request> {
-        (1..6u32, 1..4u32, 1..2048u32, prop::sample::select(DeviceKind::ALL)).prop_map(
-            |(ranks, cores, memory_mib, device)| Request {
-                ranks,
-                slot: SlotSpec { device, cores, memory_mib },
-            },
-        )
-    }
-
-    proptest! {
-        /// All or nothing, on one node, on slots that suit, no slot twice; and the same question has the same answer.
-        #[test]
-        fn a_gang_is_placed_whole_on_slots_that_are_nobodys(
-            queue in prop::collection::vec(any_request(), 0..8), nodes in any_nodes(),
-        ) {
-            let decisions = schedule(&queue, &nodes);
-            prop_assert_eq!(&decisions, &schedule(&queue, &nodes));
-            let mut given = BTreeSet::new();
-            for (request, decision) in queue.iter().zip(&decisions) {
-                let Decision::Placed(places) = decision else { continue };
-                prop_assert_eq!(places.len(), request.ranks as usize);
-                for (i, place) in (0..).zip(places) {
-                    prop_assert_eq!(place.rank, Rank(i));
-                    prop_assert_eq!(place.node, places[0].node);
-                    prop_assert!(given.insert((place.node, place.device, place.index)), "given twice");
-                    let node = nodes.iter().find(|n| n.node == place.node).unwrap();
-                    let slot = node.slots.iter().find(|s| (s.device, s.index) == (place.device, place.index)).unwrap();
-                    prop_assert!(slot.suits(&request.slot) && !slot.is_held);
-                }
-            }
-        }
-
-        /// Nobody waits who could have been placed first.
-        #[test]
-        fn the_first_in_the_queue_waits_only_if_no_node_has_room(request in any_request(), nodes in any_nodes()) {
-            let room = nodes.iter().any(|node| {
-                let free = node.slots.iter().filter(|s| s.suits(&request.slot) && !s.is_held);
-                request.ranks as usize <= free.count()
-            });
-            let decision = &schedule(std::slice::from_ref(&request), &nodes)[0];
-            prop_assert_eq!(matches!(decision, Decision::Placed(_)), room);
-        }
-    }
-}
+mod tests;

@@ -3,9 +3,14 @@
 //! # Cause and symptom
 //!
 //! A rank that waits for a peer in vain knows that something is wrong, not what. Such a failure is a *symptom*: it is
-//! filed and waits for [`crate::Timeouts::snapshot`]. If in that time a process that it does not clear of suspicion turns
-//! out to have died by a signal or a panic, that death is the verdict and the symptom its effect. If none does,
-//! the symptom is all there is to know and becomes the verdict. Everything else is a *cause* and is the verdict at once.
+//! filed and waits for [`crate::Timeouts::snapshot`]. If in that time a process turns out to have died by a signal or a
+//! panic, that death is the verdict and the symptom its effect. If none does, the symptom is all there is to know and
+//! becomes the verdict. Everything else is a *cause* and is the verdict at once.
+//!
+//! Which deaths count depends on who tells them. A node that has complained kills what it has left: its SIGKILLs are its
+//! own doing, and other deaths there count if the symptom does not clear them. A node that has told of nothing yet
+//! speaks of what it saw first, whomever others miss: of a chain of ranks that left one because of the other, every
+//! complaint names the next.
 
 use lockstep_api::{FailureCode, FailureReport, NodeId, Rank, RankExit};
 
@@ -58,6 +63,7 @@ pub fn grade(report: &FailureReport) -> Grade {
             Grade::Symptom
         }
         FailureCode::NodeLost
+        | FailureCode::InterfaceUnreachable
         | FailureCode::PlanMismatch
         | FailureCode::NonFinite
         | FailureCode::GuestTrap
@@ -123,6 +129,26 @@ pub fn of_node(message: String) -> FailureReport {
         phase: None,
         message,
         evidence: Default::default(),
+    }
+}
+
+/// The failure of ranks (and their nodes' names) that did not say in time where they listen. There is at least one.
+pub fn of_rendezvous(missing: &[(Rank, &str)]) -> FailureReport {
+    let named: Vec<String> =
+        missing.iter().map(|(rank, node)| format!("rank {rank} on node {node}")).collect();
+    let ranks: Vec<i32> = missing.iter().map(|(rank, _)| rank.0).collect();
+    FailureReport {
+        code: FailureCode::RendezvousTimeout,
+        rank: missing.first().map(|(rank, _)| *rank),
+        exit: None,
+        step: None,
+        phase: None,
+        message: format!(
+            "the group could not form: {} did not say in time where {}",
+            named.join(", "),
+            if missing.len() == 1 { "it listens" } else { "they listen" }
+        ),
+        evidence: [("missing".to_owned(), ranks)].into_iter().collect(),
     }
 }
 

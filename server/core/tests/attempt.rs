@@ -9,8 +9,8 @@ use lockstep_api::{
     Step,
 };
 use lockstep_core::{
-    Attempt, Effect, Event, Gang, LeaseTerms, Member, NodeLoss, Place, Stage, Standing, StepError,
-    Terms, Timeouts, Word,
+    Attempt, Effect, Event, Gang, LeaseTerms, Member, NodeLoss, Place, Readiness, Stage, Standing,
+    StepError, Terms, Timeouts, Word,
 };
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -37,12 +37,14 @@ fn at(milliseconds: i64) -> DateTime<Utc> {
 fn placed(nodes: &[u128]) -> Attempt {
     let members = (0..).zip(nodes).map(|(rank, &number)| {
         let node_name = format!("n{number}");
-        (Rank(rank), Member { node: node(number), node_name, place: Place::Held })
+        let readiness = Readiness::default();
+        (Rank(rank), Member { node: node(number), node_name, place: Place::Held, readiness })
     });
     Attempt::placed(Gang {
         generation: GENERATION,
         lease_expires_at: at(20_000),
         members: members.collect(),
+        rendezvous_by: None,
         suspect: None,
     })
 }
@@ -56,8 +58,8 @@ fn exit(rank: i32, code: Option<i32>, signal: Option<i32>) -> Word {
     Word::RankExited { rank: Rank(rank), exit }
 }
 
-fn failed(code: FailureCode, rank: Option<i32>) -> Word {
-    Word::Failed(FailureReport {
+fn report(code: FailureCode, rank: Option<i32>) -> FailureReport {
+    FailureReport {
         code,
         rank: rank.map(Rank),
         exit: None,
@@ -65,7 +67,11 @@ fn failed(code: FailureCode, rank: Option<i32>) -> Word {
         phase: None,
         message: "as the rank said".to_owned(),
         evidence: Default::default(),
-    })
+    }
+}
+
+fn failed(code: FailureCode, rank: Option<i32>) -> Word {
+    Word::Failed(report(code, rank))
 }
 
 fn go(attempt: Attempt, events: &[(i64, Event)]) -> (Attempt, Vec<Effect>) {
@@ -220,6 +226,130 @@ fn a_finish_does_not_cover_up_a_rank_that_died() {
     assert_eq!(attempt.stage, Stage::Placing);
 }
 
+/// What the agent of a rank that was killed says, and that of one which misses it: it complains, leaves, and is all.
+fn death_and_complaint() -> [Vec<Word>; 2] {
+    let death = FailureReport {
+        exit: Some(RankExit {
+            code: None,
+            signal: Some(9),
+            phase: Phase::Backward,
+            step: Step(12),
+        }),
+        ..report(FailureCode::PeerGone, Some(1))
+    };
+    let death = vec![Word::Failed(death), exit(1, None, Some(9)), Word::Stopped];
+    let complaint = failed(FailureCode::PeerGone, Some(1));
+    [death, vec![complaint, exit(0, Some(1), None), Word::Stopped]]
+}
+
+#[test]
+fn of_two_nodes_views_the_death_itself_is_the_verdict_whichever_comes_first() {
+    let [death, complaint] = death_and_complaint().map(|it| it.into_iter());
+    let death: Vec<_> = death.map(|word| (10, says(2, word))).collect();
+    let complaint: Vec<_> = complaint.map(|word| (10, says(1, word))).collect();
+    for (order, late) in [([&death, &complaint], 0), ([&complaint, &death], 1_900)] {
+        let (attempt, first) = go(placed(&[1, 2]), order[0]);
+        let (attempt, waited) = match attempt.stage {
+            Stage::Ended(_) => (attempt, vec![]),
+            _ => go(attempt, &[(10 + late, Event::Tick)]),
+        };
+        let (attempt, second) = go(attempt, order[1]);
+        let all = [first, waited, second].concat();
+        let verdicts: Vec<_> =
+            filed(&all).into_iter().filter(|(_, _, it)| *it == Standing::Verdict).collect();
+        assert_eq!(verdicts, [(FailureCode::PeerGone, Some(1), Standing::Verdict)]);
+        assert!(!all.contains(&Effect::PromoteSuspect), "the complaint is no verdict");
+        let signal = all.iter().find_map(|effect| match effect {
+            Effect::File { failure, standing: Standing::Verdict } => Some(failure.report.exit),
+            _ => None,
+        });
+        assert_eq!(signal.flatten().and_then(|exit| exit.signal), Some(9));
+        assert_eq!(attempt.stage, Stage::Ended(AttemptOutcome::Failed));
+        assert!(!attempt.holds_slot(Rank(0)) && !attempt.holds_slot(Rank(1)));
+    }
+}
+
+#[test]
+fn of_a_chain_of_complaints_the_death_that_began_it_is_the_verdict() {
+    // Rank 0 was killed, rank 1 left because of it, and rank 2 misses rank 1; its agent kills rank 3.
+    let complaints = [
+        (10, says(3, failed(FailureCode::PeerGone, Some(1)))),
+        (11, says(3, exit(2, Some(1), None))),
+        (12, says(3, exit(3, None, Some(9)))),
+        (13, says(2, failed(FailureCode::PeerGone, Some(0)))),
+        (14, says(2, exit(1, Some(1), None))),
+        (15, says(3, Word::Stopped)),
+        (16, says(2, Word::Stopped)),
+    ];
+    let (attempt, effects) = go(placed(&[1, 2, 3, 3]), &complaints);
+    assert!(filed(&effects).iter().all(|(_, _, standing)| *standing == Standing::Effect));
+    let (_, effects) = go(attempt, &[(17, says(1, exit(0, None, Some(9))))]);
+    assert_eq!(filed(&effects), [(FailureCode::PeerGone, Some(0), Standing::Verdict)]);
+}
+
+#[test]
+fn a_complaint_that_no_node_explains_is_the_verdict_after_a_window_or_when_all_are_gone() {
+    let complaint =
+        [(0, says(1, failed(FailureCode::PeerGone, Some(1)))), (1, says(1, Word::Stopped))];
+    let (waiting, _) = go(placed(&[1, 2]), &complaint);
+    assert_eq!(waiting.stage, Stage::Placing, "the other node may know more");
+    for (ms, end) in [(2_000, Event::Tick), (1, says(2, Word::Stopped))] {
+        let (attempt, effects) = go(waiting.clone(), &[(ms, end)]);
+        assert!(effects.contains(&Effect::PromoteSuspect));
+        assert_eq!(attempt.stage, Stage::Ended(AttemptOutcome::Failed));
+    }
+}
+
+/// A gang that has to be told by a second from its placement where its ranks listen.
+fn meeting(nodes: &[u128]) -> Attempt {
+    let mut attempt = placed(nodes);
+    attempt.gang.rendezvous_by = Some(at(1_000));
+    attempt
+}
+
+fn listens(rank: i32) -> Word {
+    Word::RankListens { rank: Rank(rank) }
+}
+
+#[test]
+fn nodes_hear_once_when_every_rank_listens_and_everything_is_prepared() {
+    let (attempt, effects) = go(
+        meeting(&[1, 2, 2]),
+        &[
+            (1, says(1, listens(0))),
+            (2, says(2, listens(1))),
+            (3, says(1, Word::Prepared)),
+            (4, says(2, listens(2))),
+            (2_000, Event::Tick),
+        ],
+    );
+    assert_eq!(effects, [], "fetching may take longer than the rendezvous");
+    let (attempt, effects) = go(attempt, &[(2_001, says(2, Word::Prepared))]);
+    assert_eq!(effects, [Effect::Reassign]);
+    let (_, effects) = go(attempt, &[(3, says(2, Word::Prepared)), (3, says(1, listens(0)))]);
+    assert_eq!(effects, [], "what is said twice changes nothing");
+    let error = meeting(&[1, 2]).step(says(1, listens(1)), terms(), at(0)).unwrap_err();
+    assert!(matches!(error, StepError::NotAMember { .. }), "rank 1 is of the other node");
+}
+
+#[test]
+fn a_rendezvous_that_ranks_miss_names_them() {
+    let (attempt, effects) = go(meeting(&[1, 2, 2]), &[(1, says(1, listens(0)))]);
+    assert_eq!(effects, []);
+    let (attempt, effects) = go(attempt, &[(999, Event::Tick), (1_000, Event::Tick)]);
+    assert_eq!(filed(&effects), [(FailureCode::RendezvousTimeout, Some(1), Standing::Verdict)]);
+    let Effect::File { failure, .. } = &effects[0] else { panic!("{effects:?}") };
+    assert_eq!(
+        failure.report.message,
+        "the group could not form: rank 1 on node n2, rank 2 on node n2 did not say in time where they listen"
+    );
+    assert_eq!(failure.report.evidence["missing"].to_string(), "[1,2]");
+    assert_eq!(effects.last(), Some(&over(AttemptOutcome::Failed, Blame::Infrastructure)));
+    assert!(attempt.holds_slot(Rank(0)), "a rank may be about to start");
+    let refused = attempt.step(says(2, listens(1)), terms(), at(1_001));
+    assert_eq!(refused, Err(StepError::Over));
+}
+
 fn any_word() -> impl Strategy<Value = Word> {
     let code = prop::sample::select(FailureCode::ALL);
     let status = prop::sample::select(vec![Some(0), Some(1), Some(3), Some(101), None]);
@@ -230,6 +360,8 @@ fn any_word() -> impl Strategy<Value = Word> {
         3 => (0..4i32, status, prop::option::of(1..32i32))
             .prop_map(|(rank, code, signal)| exit(rank, code, signal)),
         1 => (code, prop::option::of(0..4i32)).prop_map(|(code, rank)| failed(code, rank)),
+        2 => (0..4i32).prop_map(|rank| Word::RankListens { rank: Rank(rank) }),
+        1 => Just(Word::Prepared),
         1 => Just(Word::Finished),
         1 => Just(Word::Stopped),
         1 => Just(Word::Absent),
@@ -258,10 +390,10 @@ proptest! {
     /// once and only if it was held, at most one verdict is filed, and the job hears of the end exactly once.
     #[test]
     fn ended_is_final_and_every_slot_and_verdict_is_told_once(
-        gang in prop::collection::vec(1..4u128, 1..4),
+        gang in prop::collection::vec(1..4u128, 1..4), has_rendezvous in any::<bool>(),
         events in prop::collection::vec((any_event(), 0..4_000i64), 0..60),
     ) {
-        let mut attempt = placed(&gang);
+        let mut attempt = if has_rendezvous { meeting(&gang) } else { placed(&gang) };
         let (mut ms, mut verdicts, mut overs, mut suspects) = (0, 0, 0, 0);
         for (event, passed) in events {
             ms += passed;

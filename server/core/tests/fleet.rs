@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use lockstep_api::{
-    AttemptOutcome, DeviceKind, Generation, JobState, NodeId, Phase, Rank, RankExit, SlotSpec, Step,
+    AttemptOutcome, DeviceKind, Generation, JobState, NodeId, Phase, Rank, RankExit, SlotSpec,
+    Step, Transport,
 };
 use lockstep_core::{
     Attempt, Decision, Effect, Event, Gang, Job, JobEvent, LeaseTerms, Member, NodeLoss, NodeOffer,
-    Place, Request, RetryBudget, SlotOffer, Stage, StepError, Terms, Timeouts, Word, schedule,
+    Place, Placed, Readiness, Request, RetryBudget, SlotOffer, Stage, StepError, Terms, Timeouts,
+    Word, schedule,
 };
 use uuid::Uuid;
 
@@ -20,6 +22,8 @@ const TURNS: usize = 200;
 const NODES: u128 = 3;
 const SLOTS: i32 = 2;
 const JOBS: usize = 6;
+/// How long a gang over several nodes may take to say where its ranks listen.
+const RENDEZVOUS: TimeDelta = TimeDelta::seconds(4);
 /// One turn of the simulated clock.
 const TURN: TimeDelta = TimeDelta::milliseconds(700);
 
@@ -52,6 +56,9 @@ struct Machine {
     outbox: Vec<(Key, Word)>,
 }
 
+/// A rank that can be started, if the others are ready, too.
+const READY: Readiness = Readiness { listens: true, is_prepared: true };
+
 struct Fleet {
     dice: Dice,
     now: DateTime<Utc>,
@@ -79,7 +86,7 @@ impl Fleet {
         let jobs = (0..JOBS).map(|_| {
             let ranks = 1 + u32::try_from(dice.roll(3)).unwrap();
             let job = Job { state: JobState::Queued, generation: Generation(0), budget };
-            (job, Request { ranks, slot: SlotSpec::default() })
+            (job, Request { ranks, slot: SlotSpec::default(), transport: Transport::Auto })
         });
         Self {
             jobs: jobs.collect(),
@@ -170,23 +177,28 @@ impl Fleet {
         for (job, decision) in queued.into_iter().zip(schedule(&requests, &nodes)) {
             if let Decision::Placed(places) = decision {
                 assert_eq!(places.len(), requests.len().min(1) * self.jobs[job].1.ranks as usize);
-                self.begin(job, places.iter().map(|p| (p.rank, p.node, p.index)).collect());
+                self.begin(job, &places);
             }
         }
     }
 
-    fn begin(&mut self, job: usize, places: Places) {
+    fn begin(&mut self, job: usize, places: &[Placed]) {
+        let spans = places.iter().any(|place| 0 < place.memory_index);
+        let rendezvous_by = spans.then(|| self.now + RENDEZVOUS);
+        let places: Places = places.iter().map(|p| (p.rank, p.node, p.index)).collect();
         let before = self.jobs[job].0;
         let (next, _) = before.step(JobEvent::Placed).unwrap();
         assert!(before.generation < next.generation, "a placement raises the fence");
         self.jobs[job].0 = next;
         let members = places.iter().map(|(rank, node, _)| {
-            (*rank, Member { node: *node, node_name: node.to_string(), place: Place::Held })
+            let (node_name, readiness) = (node.to_string(), Readiness::default());
+            (*rank, Member { node: *node, node_name, place: Place::Held, readiness })
         });
         let gang = Gang {
             generation: next.generation,
             lease_expires_at: self.terms.lease.expiry(self.now),
             members: members.collect(),
+            rendezvous_by,
             suspect: None,
         };
         self.attempts.insert((job, next.generation), (Attempt::placed(gang), places));
@@ -210,6 +222,12 @@ impl Fleet {
             {
                 wanted.insert((*key, *rank));
                 let machine = self.machines.get_mut(&id).unwrap();
+                let is_met = attempt.gang.members.values().all(|it| it.readiness == READY);
+                if attempt.gang.rendezvous_by.is_some() && !is_met {
+                    machine.outbox.push((*key, Word::RankListens { rank: *rank }));
+                    machine.outbox.push((*key, Word::Prepared));
+                    continue;
+                }
                 let is_new = machine.processes.insert((*key, *rank), *slot).is_none();
                 if is_new {
                     machine.outbox.push((*key, Word::RankStarted { rank: *rank }));

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use chrono::TimeDelta;
 use lockstep_api::{AttemptId, AttemptState, DeviceKind, JobEventKind, NodeId, OrganisationId};
 use lockstep_core::{
     Decision, Event, JobEffect, JobEvent, NodeOffer, Placed, Request, SlotOffer, schedule,
@@ -32,6 +33,7 @@ pub(crate) async fn tick(app: &App) -> Result<Soon, Problem> {
     for attempt in unfinished {
         let is_due = attempt.state == AttemptState::Stopping
             || attempt.lease_expires_at <= now
+            || attempt.rendezvous_by.is_some_and(|by| by <= now)
             || suspects.contains_key(&attempt.id);
         if is_due {
             let mut tx = app.db.system().await?;
@@ -110,6 +112,10 @@ async fn begin(app: &App, job: &QueuedJob, places: &[Placed]) -> Result<(), Prob
     let resume = checkpoints::store::newest(&mut tx, job.id).await?;
     let key = app.random.bytes::<32>().map(|byte| format!("{byte:02x}")).concat();
     let id = app.new_id(AttemptId::new);
+    let now = drive.now();
+    let spans_memories = places.iter().any(|place| 0 < place.memory_index);
+    let formation =
+        TimeDelta::from_std(locked.timeouts().formation()).map_err(Problem::internal)?;
     let attempt = NewAttempt {
         id,
         project_id: locked.project_id,
@@ -117,11 +123,11 @@ async fn begin(app: &App, job: &QueuedJob, places: &[Placed]) -> Result<(), Prob
         generation: locked.core.generation,
         attempt_key: &key,
         resume,
-        lease_expires_at: lease_terms(&app.settings)?.expiry(drive.now()),
+        lease_expires_at: lease_terms(&app.settings)?.expiry(now),
+        rendezvous_by: spans_memories.then_some(now + formation),
         places,
     };
     let generation = attempt.generation;
-    let now = drive.now();
     match store::insert(&mut tx, attempt, now).await {
         Ok(()) => {}
         Err(sqlx::Error::Database(error)) if error.constraint() == Some(SLOT_IS_TAKEN) => {

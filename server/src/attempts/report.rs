@@ -1,6 +1,7 @@
 //! Takes a node's reports: each has its effect once, in one transaction for the whole batch.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 use lockstep_api::{
     AttemptId, ClockAnchor, Fence, JobEventKind, JobId, MAX_SPANS, NamedValue, NumberedReport,
@@ -24,6 +25,8 @@ pub(crate) const REPORTS_PER_BATCH: usize = 500;
 const STEPS_PER_REPORT: usize = 5000;
 /// Metrics of one step or evaluation; further ones are dropped.
 const METRICS_PER_STEP: usize = 100;
+/// Places where a rank may listen; further ones are dropped.
+const ENDPOINTS_PER_RANK: usize = 16;
 /// Lines of one report.
 const LINES_PER_REPORT: usize = 5000;
 /// Timelines of steps in one report.
@@ -90,6 +93,16 @@ async fn one(
         Report::RankStarted { rank, pid } => {
             return started(drive, db, id, said(Word::RankStarted { rank }), rank, pid).await;
         }
+        Report::RankListens { rank, endpoints } => {
+            return listens(drive, db, id, said(Word::RankListens { rank }), rank, endpoints).await;
+        }
+        Report::Prepared => {
+            let answer = drive.step(db, id, said(Word::Prepared)).await?;
+            if answer.is_ok() {
+                store::record_prepared(db, id, node.node_id, drive.now()).await?;
+            }
+            return Ok(answer);
+        }
         Report::GroupFormed { .. } => Word::Progressed,
         Report::Steps { steps } => {
             let answer = drive.step(db, id, said(Word::Progressed)).await?;
@@ -148,6 +161,30 @@ async fn started(
         if let Some(job) = drive.attempt(id).map(|attempt| attempt.job_id) {
             drive.note(job, JobEventKind::State);
         }
+    }
+    Ok(answer)
+}
+
+/// What is no address is left out; a rank that is left with none has not said where it listens.
+async fn listens(
+    drive: &mut Drive<'_>,
+    db: &mut PgConnection,
+    id: AttemptId,
+    event: Event,
+    rank: Rank,
+    endpoints: Vec<String>,
+) -> Result<Result<(), StepError>, Problem> {
+    let is_endpoint =
+        |text: &String| text.parse::<SocketAddr>().is_ok_and(|address| address.port() != 0);
+    let endpoints: Vec<String> =
+        endpoints.into_iter().filter(is_endpoint).take(ENDPOINTS_PER_RANK).collect();
+    if endpoints.is_empty() {
+        tracing::warn!(attempt.id = %id, %rank, "a rank that listens nowhere is left out");
+        return Ok(Ok(()));
+    }
+    let answer = drive.step(db, id, event).await?;
+    if answer.is_ok() {
+        store::record_endpoints(db, id, rank, &endpoints).await?;
     }
     Ok(answer)
 }

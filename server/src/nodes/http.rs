@@ -30,6 +30,8 @@ const POLL_LOOK: Duration = Duration::from_millis(500);
 const NAME_BYTES: usize = 100;
 /// Length of a boot id, bytes.
 const BOOT_ID_BYTES: usize = 100;
+/// Length of a host's name for itself, bytes.
+const HOST_BYTES: usize = 200;
 /// Attempts of one heartbeat.
 const RUNNING_ATTEMPTS: usize = 1024;
 
@@ -98,12 +100,13 @@ pub(crate) async fn poll(
     node: NodeCaller,
     Json(request): Json<PollRequest>,
 ) -> Result<Json<PollResponse>, Problem> {
-    let PollRequest { seen_version, inventory, boot_id } = request;
+    let PollRequest { seen_version, inventory, boot_id, host } = request;
     plain("boot_id", &boot_id, BOOT_ID_BYTES)?;
+    plain("host", &host, HOST_BYTES)?;
     let offer = Offer::new(&inventory)?;
     // Subscribed before the first look, so that no change falls between.
     let mut changed = app.wakeup.assignments();
-    check_in(&app, node, &boot_id, &offer).await?;
+    check_in(&app, node, (&boot_id, &host), &offer).await?;
     let deadline = Instant::now() + Duration::from_secs(POLL_PARK_SECONDS);
     loop {
         let mut tx = app.db.system().await?;
@@ -126,7 +129,7 @@ pub(crate) async fn poll(
 async fn check_in(
     app: &App,
     node: NodeCaller,
-    boot_id: &str,
+    (boot_id, host): (&str, &str),
     offer: &Offer,
 ) -> Result<(), Problem> {
     let NodeCaller { node_id } = node;
@@ -135,7 +138,7 @@ async fn check_in(
     let now = app.clock.now();
     let expires_at = lease_terms(&app.settings)?.expiry(now);
     let mut tx = app.db.system().await?;
-    let boot = store::set_boot_id(&mut tx, node_id, boot_id).await?;
+    let boot = store::set_boot_id(&mut tx, node_id, boot_id, host).await?;
     // Known by now, unless an agent with yet another boot came between; the next poll settles that.
     let (Boot::Known | Boot::Other) =
         store::renew(&mut tx, node_id, boot_id, now, expires_at).await?;

@@ -86,7 +86,7 @@ pub(crate) async fn join(
         VALUES ($1, $2, $3, $4, $5, $6, $7, $7, $8)
         ON CONFLICT (organisation_id, name) DO UPDATE
         SET token_public_id = $4, token_hash = $5, memory_mib = $6, joined_at = $7, last_seen_at = $7,
-            lease_expires_at = $8, boot_id = NULL, acked_seq = 0,
+            lease_expires_at = $8, boot_id = NULL, host = NULL, acked_seq = 0,
             assignment_version = node.assignment_version + 1
         RETURNING node_id AS "node_id: NodeId"
         "#,
@@ -155,16 +155,18 @@ pub(crate) enum Boot {
     Other,
 }
 
-/// From now on the node is under this boot. Answers whether it was before.
+/// From now on the node is under this boot, on this host. Answers whether it was before: an agent does not move.
 pub(crate) async fn set_boot_id(
     db: &mut PgConnection,
     node: NodeId,
     boot_id: &str,
+    host: &str,
 ) -> sqlx::Result<Boot> {
     let touched = query!(
-        "UPDATE node SET boot_id = $2 WHERE node_id = $1 AND boot_id IS DISTINCT FROM $2",
+        "UPDATE node SET boot_id = $2, host = $3 WHERE node_id = $1 AND boot_id IS DISTINCT FROM $2",
         node as NodeId,
         boot_id,
+        host,
     )
     .execute(db)
     .await?

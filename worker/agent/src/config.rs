@@ -1,6 +1,7 @@
 //! Every setting, typed, with its default and unit.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use anyhow::{Context as _, ensure};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -37,6 +38,10 @@ pub struct Config {
     /// Ranks that may run here at once [default: one a core]
     #[arg(long, env = "LOCKSTEP_AGENT_CPU_SLOTS", value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub cpu_slots: Option<u32>,
+    /// Address at which ranks on other hosts reach those of this node [default: the one that the server is reached from,
+    /// and those of other interfaces]
+    #[arg(long, env = "LOCKSTEP_AGENT_ADVERTISE_ADDRESS", value_name = "IP")]
+    pub advertise_address: Option<IpAddr>,
     /// The program that ranks run [default: lockstep-rank beside this program]
     #[arg(long, env = "LOCKSTEP_AGENT_RANK_BINARY", value_name = "PATH")]
     pub rank_binary: Option<Utf8PathBuf>,

@@ -98,6 +98,7 @@ pub(crate) mod tests {
             eval_files: Vec::new(),
             resume: None,
             attempt_key: "key".to_owned(),
+            network: None,
         }
     }
 

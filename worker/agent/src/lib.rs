@@ -13,6 +13,7 @@ mod folder;
 mod gang;
 mod identity;
 mod inventory;
+mod network;
 mod node;
 mod run;
 mod session;

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::cache::Cache;
+use crate::network::Reach;
 use crate::spawn::Spawner;
 use crate::spool::Spool;
 
@@ -23,6 +24,7 @@ pub(crate) struct Node {
     pub(crate) spawner: Spawner,
     pub(crate) clock: Clock,
     pub(crate) places: Places,
+    pub(crate) reach: Reach,
     pub(crate) notes: mpsc::UnboundedSender<Note>,
 }
 

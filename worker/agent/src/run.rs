@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::files::{lock_folder, private_folder, remove_folder};
 use crate::identity::Identity;
 use crate::inventory::inventory;
+use crate::network::{Reach, host_identity};
 use crate::node::{Node, Places, Server};
 use crate::session::{Living, Session, heartbeats, polls, withdraw};
 use crate::ship::{settle, ship};
@@ -50,6 +51,13 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let offer = inventory(config.cpu_slots);
     let joiner = Joiner::new(&config, &data, offer.clone())?;
 
+    let boot_id = boot_id();
+    let reach = Reach {
+        node_name: joiner.name.clone(),
+        host: host_identity(&boot_id),
+        advertised: config.advertise_address,
+        server: config.server.clone(),
+    };
     let (notes, noted) = mpsc::unbounded_channel();
     let node = Arc::new(Node {
         server: Server::new(joiner.anonymous.clone()),
@@ -58,6 +66,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         spawner: Spawner::start()?,
         clock,
         places,
+        reach,
         notes,
     });
     let arrive = arrive(&node, &joiner);
@@ -65,7 +74,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         identity = arrive => identity?,
         stopped = stop_signal() => return stopped,
     };
-    spawn_tasks(&shutdown, &node, joiner, offer, &identity, noted);
+    spawn_tasks(&shutdown, &node, joiner, (offer, boot_id), &identity, noted);
     match shutdown.run_until_stopped(LEAVE_GRACE).await? {
         Stage::Clean => {}
         Stage::Forced => tracing::warn!("left before everything was finished"),
@@ -102,11 +111,10 @@ fn spawn_tasks(
     shutdown: &Shutdown,
     node: &Arc<Node>,
     joiner: Joiner,
-    offer: Inventory,
+    (offer, boot_id): (Inventory, String),
     identity: &Identity,
     noted: mpsc::UnboundedReceiver<crate::node::Note>,
 ) {
-    let boot_id = boot_id();
     let living = Living::default();
     let end = shutdown.soft().clone();
     let all_reported = CancellationToken::new();

@@ -89,8 +89,12 @@ pub(crate) async fn polls(
     let mut seen_version = 0;
     let mut backoff = Backoff::new(Policy::PATIENT);
     loop {
-        let request =
-            PollRequest { seen_version, inventory: inventory.clone(), boot_id: boot_id.clone() };
+        let request = PollRequest {
+            seen_version,
+            inventory: inventory.clone(),
+            boot_id: boot_id.clone(),
+            host: node.reach.host.clone(),
+        };
         let asked_at = Instant::now();
         let client = node.server.client();
         let answer = tokio::select! {
@@ -140,7 +144,8 @@ pub(crate) async fn polls(
 pub(crate) async fn withdraw(node: &Node, boot_id: String) {
     let inventory = Inventory { cpu_slots: Vec::new(), cuda_devices: Vec::new(), memory_mib: 0 };
     // No version is negative, so the answer comes at once.
-    let request = PollRequest { seen_version: -1, inventory, boot_id };
+    let host = node.reach.host.clone();
+    let request = PollRequest { seen_version: -1, inventory, boot_id, host };
     let client = node.server.client();
     match tokio::time::timeout(WITHDRAW_TIMEOUT, client.poll(&request)).await {
         Ok(Ok(_)) => {}
@@ -214,8 +219,11 @@ impl Session {
     async fn kill_all(&mut self, why: &str) {
         for running in self.running.values_mut().filter(|it| it.local != Local::Ended) {
             running.local = Local::Active(Order::Kill);
-            let verdict = Some(own_failure(FailureCode::NodeLost, why.to_owned()));
-            running.told.send_replace(Told { order: Order::Kill, verdict });
+            let verdict = own_failure(FailureCode::NodeLost, why.to_owned());
+            running.told.send_modify(|told| {
+                told.order = Order::Kill;
+                told.verdict = Some(verdict);
+            });
         }
         while let Some(ended) = self.attempts.join_next_with_id().await {
             self.ended(ended);
@@ -233,13 +241,28 @@ impl Session {
                 }
             }
         }
+        self.tell_endpoints();
+    }
+
+    /// What a rank is started with does not change any more: the first answer that knows all endpoints counts.
+    fn tell_endpoints(&self) {
+        for assignment in &self.wanted {
+            let endpoints = assignment.network.as_ref().and_then(|it| it.endpoints.as_ref());
+            let running = self.running.get(&fence_of(assignment));
+            let (Some(endpoints), Some(running)) = (endpoints, running) else { continue };
+            running.told.send_if_modified(|told| {
+                let is_new = told.endpoints.is_none();
+                told.endpoints.get_or_insert_with(|| endpoints.clone());
+                is_new
+            });
+        }
     }
 
     fn start(&mut self, assignment: Assignment) {
         let fence = fence_of(&assignment);
         tracing::info!(job = %assignment.job_id, attempt = %fence.attempt_id, generation = fence.generation.0, ranks = assignment.ranks.len(), "starting an attempt");
         let order = if assignment.is_stopping { Order::Stop } else { Order::Run };
-        let (told, receiver) = watch::channel(Told { order, verdict: None });
+        let (told, receiver) = watch::channel(Told { order, verdict: None, endpoints: None });
         let positions = Arc::new(Positions::default());
         self.living.insert(fence, positions.clone());
         let task = attempt::run(self.node.clone(), assignment, receiver, positions);
@@ -251,7 +274,7 @@ impl Session {
         let Some(running) = self.running.get_mut(&fence) else { return };
         if matches!(running.local, Local::Active(old) if old < order) {
             running.local = Local::Active(order);
-            running.told.send_replace(Told { order, verdict: None });
+            running.told.send_modify(|told| told.order = order);
         }
     }
 

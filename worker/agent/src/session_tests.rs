@@ -1,10 +1,10 @@
 //! The session with a real attempt and no server: whatever takes the attempt away, its ranks die and that is reported.
 
-use lockstep_api::NumberedReport;
+use lockstep_api::{AssignedNetwork, NumberedReport, Rank};
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::attempt::drive_tests::{PATIENT, short, test_node};
+use crate::attempt::drive_tests::{PATIENT, TestNode, short, test_node};
 use crate::attempt::process_state;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -22,9 +22,15 @@ struct Bench {
 
 impl Bench {
     /// A session in which two ranks work and heed nothing.
-    #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
     async fn start(orphan_grace: Duration) -> Self {
-        let (node, assignment, notes, folder) = test_node("work", 2, true, PATIENT);
+        let bench = Self::on(test_node("work", 2, true, PATIENT), orphan_grace).await;
+        bench.until("formed").await;
+        bench
+    }
+
+    /// A session that has been told of an assignment.
+    #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
+    async fn on((node, assignment, notes, folder): TestNode, orphan_grace: Duration) -> Self {
         let living = Living::default();
         let mut session = Session::new(node.clone(), living.clone(), orphan_grace);
         let (answers, answered) = mpsc::channel(1);
@@ -36,7 +42,6 @@ impl Bench {
         });
         let bench = Self { node, living, assignment, answers, end, task, _folder: folder };
         bench.answer(true).await;
-        bench.until("formed").await;
         bench
     }
 
@@ -91,6 +96,27 @@ async fn ranks_of_an_attempt_that_the_server_no_longer_lists_die() {
     let pids = bench.pids();
     bench.answer(false).await;
     bench.assert_killed(pids, None).await;
+}
+
+#[tokio::test]
+async fn ranks_with_a_network_are_started_when_an_answer_knows_all_endpoints() {
+    let (node, mut assignment, notes, folder) = test_node("meet", 3, true, PATIENT);
+    let nodes = vec![vec![Rank(0), Rank(1)], vec![Rank(2)]];
+    assignment.network = Some(AssignedNetwork { nodes, spans_hosts: false, endpoints: None });
+    assignment.spec.ddp.encrypt = true;
+    let mut bench = Bench::on((node, assignment, notes, folder), NEVER).await;
+    bench.until("prepared").await;
+    bench.answer(true).await;
+    let batch = bench.node.spool.next_batch(usize::MAX, u64::MAX).unwrap();
+    let endpoints = batch.into_iter().filter_map(|it| match it.report {
+        Report::RankListens { rank: _, endpoints } => Some(endpoints),
+        _ => None,
+    });
+    let endpoints: Vec<Vec<String>> = endpoints.collect();
+    assert_eq!((endpoints.len(), bench.pids()), (3, vec![]), "nobody knows all endpoints yet");
+    bench.assignment.network.as_mut().unwrap().endpoints = Some(endpoints);
+    bench.answer(true).await;
+    bench.until("finished").await;
 }
 
 #[tokio::test]

@@ -1,14 +1,17 @@
 //! Starting ranks so that none outlives the agent, whatever ends it.
 //!
 //! Every rank asks the kernel to be killed when its parent dies. For the kernel the parent is the *thread* that
-//! forked, so all forks happen on one thread that lives as long as the agent. The same thread makes the group's
-//! memory, so that no other child can inherit a descriptor that is not yet marked.
+//! forked, so all forks happen on one thread that lives as long as the agent. The same thread makes the groups'
+//! memories, so that no other child can inherit a descriptor that is not yet marked. A descriptor that a rank shall have
+//! loses its mark in that rank's process alone.
 
 #![expect(
     unsafe_code,
     reason = "what a child does between fork and exec can only be said through pre_exec, which is unsafe"
 )]
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::process::Stdio;
@@ -22,22 +25,38 @@ use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 
 /// What to start.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct GangCommand {
     pub(crate) program: Utf8PathBuf,
     pub(crate) args: Vec<String>,
     /// Where they work.
     pub(crate) folder: Utf8PathBuf,
-    /// How many.
-    pub(crate) count: usize,
+    /// One process each, in the order of ranks.
+    pub(crate) members: Vec<Inherited>,
 }
 
-/// Processes that share one group memory. Each is the leader of a process group of its own.
+/// What one process inherits besides its standard streams, and no other does.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    /// Processes with the same number share a group memory.
+    pub(crate) memory_index: usize,
+    /// A listening socket, closed on exec. The agent's own copy goes once the process was started.
+    pub(crate) listener: Option<OwnedFd>,
+}
+
+/// Processes of one attempt. Each is the leader of a process group of its own.
 #[derive(Debug)]
 pub(crate) struct Gang {
-    /// In the order of ranks, with standard input and standard error piped.
-    pub(crate) children: Vec<Child>,
-    /// The group memory's descriptor, the same number in every child.
+    /// In the order of ranks.
+    pub(crate) members: Vec<Started>,
+}
+
+/// One process.
+#[derive(Debug)]
+pub(crate) struct Started {
+    /// With standard input and standard error piped.
+    pub(crate) child: Child,
+    /// Its group memory's descriptor in it.
     pub(crate) group_fd: i32,
 }
 
@@ -61,7 +80,7 @@ impl Spawner {
             let _inside = runtime.enter();
             for Request { command, answer } in inbox {
                 // The asker may be gone: dropping the gang kills it.
-                drop(answer.send(start_gang(&command)));
+                drop(answer.send(start_gang(command)));
             }
             // The senders are gone, so the agent is ending; its children must not die of this thread's end
             // before the agent has reaped them.
@@ -82,21 +101,36 @@ impl Spawner {
     }
 }
 
-fn start_gang(wanted: &GangCommand) -> io::Result<Gang> {
-    let memory = lockstep_shm::create_group_memory()?;
-    fcntl_setfd(&memory, FdFlags::CLOEXEC)?;
-    let group_fd = memory.as_raw_fd();
-    let memory = Arc::new(memory);
-    let children: io::Result<Vec<Child>> =
-        (0..wanted.count).map(|_| start_one(wanted, memory.clone())).collect();
-    Ok(Gang { children: children?, group_fd })
+fn start_gang(wanted: GangCommand) -> io::Result<Gang> {
+    let GangCommand { program, args, folder, members } = wanted;
+    let mut memories: BTreeMap<usize, Arc<OwnedFd>> = BTreeMap::new();
+    let mut started = Vec::with_capacity(members.len());
+    for Inherited { memory_index, listener } in members {
+        let memory = match memories.entry(memory_index) {
+            Entry::Occupied(entry) => entry.get().clone(),
+            Entry::Vacant(entry) => entry.insert(Arc::new(new_memory()?)).clone(),
+        };
+        let group_fd = memory.as_raw_fd();
+        let mut command = Command::new(&program);
+        command.args(&args).current_dir(&folder);
+        let child = start_one(command, memory, listener)?;
+        started.push(Started { child, group_fd });
+    }
+    Ok(Gang { members: started })
 }
 
-fn start_one(wanted: &GangCommand, memory: Arc<OwnedFd>) -> io::Result<Child> {
-    let mut command = Command::new(&wanted.program);
+fn new_memory() -> io::Result<OwnedFd> {
+    let memory = lockstep_shm::create_group_memory()?;
+    fcntl_setfd(&memory, FdFlags::CLOEXEC)?;
+    Ok(memory)
+}
+
+fn start_one(
+    mut command: Command,
+    memory: Arc<OwnedFd>,
+    listener: Option<OwnedFd>,
+) -> io::Result<Child> {
     command
-        .args(&wanted.args)
-        .current_dir(&wanted.folder)
         .env_clear()
         .envs(RANK_ENVIRONMENT)
         .stdin(Stdio::piped())
@@ -106,8 +140,8 @@ fn start_one(wanted: &GangCommand, memory: Arc<OwnedFd>) -> io::Result<Child> {
         .kill_on_drop(true);
     let agent = getpid();
     // SAFETY: `pre_exec` requires that the closure does only what is safe between fork and exec in a program with
-    // many threads: no allocation, no lock. It makes three system calls (rustix issues them directly, without
-    // libc) and builds errors from their numbers; the captured `Arc` is only read.
+    // many threads: no allocation, no lock. It makes four system calls (rustix issues them directly, without
+    // libc) and builds errors from their numbers; the captured descriptors are only read.
     unsafe {
         command.pre_exec(move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -116,6 +150,9 @@ fn start_one(wanted: &GangCommand, memory: Arc<OwnedFd>) -> io::Result<Child> {
                 return Err(rustix::io::Errno::SRCH.into());
             }
             fcntl_setfd(&*memory, FdFlags::empty())?;
+            if let Some(listener) = &listener {
+                fcntl_setfd(listener, FdFlags::empty())?;
+            }
             Ok(())
         });
     }
@@ -145,8 +182,12 @@ mod tests {
             program: "/bin/sh".into(),
             args: vec!["-c".to_owned(), script.to_owned()],
             folder: "/".into(),
-            count: 1,
+            members: members(1),
         }
+    }
+
+    fn members(count: usize) -> Vec<Inherited> {
+        (0..count).map(|_| Inherited { memory_index: 0, listener: None }).collect()
     }
 
     async fn until_gone(pid: i32) {
@@ -169,7 +210,7 @@ mod tests {
     async fn killing_a_group_reaches_what_the_rank_started() {
         let spawner = Spawner::start().unwrap();
         let mut gang = spawner.gang(shell("sleep 1000 & echo $! >&2; wait")).await.unwrap();
-        let mut child = gang.children.pop().unwrap();
+        let mut child = gang.members.pop().unwrap().child;
         let stderr = child.stderr.take().unwrap().into_owned_fd().unwrap();
         let grandchild =
             tokio::task::spawn_blocking(|| number(std::fs::File::from(stderr))).await.unwrap();
@@ -183,8 +224,9 @@ mod tests {
         let spawner = Spawner::start().unwrap();
         let command = GangCommand { program: "/no/such/program".into(), ..shell("") };
         assert_eq!(spawner.gang(command).await.unwrap_err().kind(), io::ErrorKind::NotFound);
-        let mut gang = spawner.gang(GangCommand { count: 3, ..shell("exit 7") }).await.unwrap();
-        for child in &mut gang.children {
+        let three = GangCommand { members: members(3), ..shell("exit 7") };
+        let mut gang = spawner.gang(three).await.unwrap();
+        for Started { child, .. } in &mut gang.members {
             assert_eq!(child.wait().await.unwrap().code(), Some(7));
         }
     }
@@ -214,7 +256,7 @@ mod tests {
         std::io::stdin().read_line(&mut line).unwrap();
         if line.trim() == "go" {
             let gang = Spawner::start().unwrap().gang(shell("exec sleep 1000")).await.unwrap();
-            writeln!(std::io::stderr(), "{}", gang.children[0].id().unwrap()).unwrap();
+            writeln!(std::io::stderr(), "{}", gang.members[0].child.id().unwrap()).unwrap();
             std::future::pending::<()>().await;
         }
     }

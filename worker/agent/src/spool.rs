@@ -124,7 +124,9 @@ impl Spool {
         let cap = match report {
             Report::Log { .. } => self.cap_bytes / LOG_SHARE_DIVISOR,
             Report::Timeline { .. } => self.cap_bytes / TIMELINE_SHARE_DIVISOR,
-            Report::RankStarted { .. }
+            Report::RankListens { .. }
+            | Report::Prepared
+            | Report::RankStarted { .. }
             | Report::GroupFormed { .. }
             | Report::Steps { .. }
             | Report::Evaluated { .. }

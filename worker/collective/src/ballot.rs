@@ -14,14 +14,16 @@ const FOUND_NON_FINITE: u64 = 16;
 
 /// What a rank writes: its ballot, and what it found in its parts. `found_ranks`: whose values.
 pub(crate) fn words(ballot: &Ballot, found: &Found, found_ranks: u64) -> BallotWords {
-    let Ballot { step, grains_total, grains, stop, non_finite, out_of_memory, digest } = ballot.clone();
+    let Ballot { step, grains_total, stop, non_finite, overflow, out_of_memory, digest, .. } =
+        *ballot;
+    let grains = ballot.grains.clone();
     let (first_grain, grains) = (grains.start as u64, grains.len() as u64);
     let flag = |is_set, flag| if is_set { flag } else { 0 };
     let flags = flag(stop, STOP)
         | flag(non_finite, NON_FINITE)
         | flag(out_of_memory, OUT_OF_MEMORY)
         | flag(0 < grains, HAS_DATA)
-        | flag(found.is_non_finite, FOUND_NON_FINITE);
+        | flag(found.is_non_finite || overflow, FOUND_NON_FINITE);
     [step, grains_total, flags, found_ranks, digest, first_grain, grains]
 }
 
@@ -59,9 +61,9 @@ fn minority(digests: impl Iterator<Item = u64> + Clone) -> u64 {
         counts.entry(digest).or_insert((0, usize::MAX - rank)).0 += 1;
     }
     let usual = counts.iter().max_by_key(|(_, count)| **count).map(|(digest, _)| *digest);
-    digests.enumerate().fold(0, |ranks, (rank, digest)| {
-        ranks | u64::from(Some(digest) != usual) << rank
-    })
+    digests
+        .enumerate()
+        .fold(0, |ranks, (rank, digest)| ranks | u64::from(Some(digest) != usual) << rank)
 }
 
 #[cfg(test)]

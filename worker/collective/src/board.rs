@@ -53,7 +53,8 @@ impl Board {
     /// The bits of some rows, one after the other, to be written on another node's board.
     pub(crate) fn rows_of(&self, step: u64, rows: Range<usize>) -> Vec<u64> {
         let cells = rows.flat_map(|row| (0..self.columns).map(move |column| (row, column)));
-        let bits = |(row, column)| self.map.u64_at(self.cell(step, row, column)).load(Ordering::Relaxed);
+        let bits =
+            |(row, column)| self.map.u64_at(self.cell(step, row, column)).load(Ordering::Relaxed);
         cells.map(bits).collect()
     }
 

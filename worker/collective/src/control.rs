@@ -17,7 +17,11 @@ use std::{
 
 use lockstep_shm::{CONTROL_BYTES, Mapping, Waited, wait_until, wake_all};
 
-use crate::{GroupError, MAX_WORLD, op::OpWords, verdict::{Verdict, ranks_of}};
+use crate::{
+    GroupError, MAX_WORLD,
+    op::OpWords,
+    verdict::{Verdict, ranks_of},
+};
 
 /// Set in a line or in the state when the group is given up.
 const MARK: u32 = 1 << 31;
@@ -102,7 +106,8 @@ impl Control {
 
     /// Ranks that have not said they are here.
     pub(crate) fn absent(&self) -> Vec<usize> {
-        let is_here = |rank| self.map.u32_at(self.line(rank) + at::PRESENT).load(Ordering::Acquire) != 0;
+        let is_here =
+            |rank| self.map.u32_at(self.line(rank) + at::PRESENT).load(Ordering::Acquire) != 0;
         self.ranks().filter(|rank| !is_here(*rank)).collect()
     }
 
@@ -226,9 +231,8 @@ impl Control {
 
     /// Who is at fault when `missing` are: those of another node that they themselves wait for, if any.
     pub(crate) fn blamed(&self, missing: &[usize]) -> Vec<usize> {
-        let blocked_on = |rank: &usize| {
-            self.map.u64_at(self.line(*rank) + at::BLOCKED).load(Ordering::Relaxed)
-        };
+        let blocked_on =
+            |rank: &usize| self.map.u64_at(self.line(*rank) + at::BLOCKED).load(Ordering::Relaxed);
         let to_blame = |rank: &usize| match blocked_on(rank) {
             0 => 1 << rank,
             others => others,

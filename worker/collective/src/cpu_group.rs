@@ -165,8 +165,7 @@ impl CpuGroup {
     ) -> Result<(), GroupError> {
         let split = self.split_of(reduction.order, span.dtype);
         let world = self.topology.world();
-        let (combine, divisor) =
-            (op.combine, (reduction.op == ReduceOp::Avg).then_some(world));
+        let (combine, divisor) = (op.combine, (reduction.op == ReduceOp::Avg).then_some(world));
         if self.mesh.is_none() {
             let (part, program) =
                 (part_of(self.rank, world, span.len, span.dtype), &split.programs[self.node]);
@@ -231,7 +230,8 @@ impl CpuGroup {
             return Err(GroupError::InvalidArgument("a mean of integers is none".to_owned()));
         }
         if self.topology.world() < order.world() {
-            let text = format!("an order over {} ranks of {}", order.world(), self.topology.world());
+            let text =
+                format!("an order over {} ranks of {}", order.world(), self.topology.world());
             return Err(GroupError::InvalidArgument(text));
         }
         Ok(())
@@ -312,10 +312,10 @@ impl ProcessGroup for CpuGroup {
         &mut self,
         bucket: usize,
         lease: Lease,
+        span: Span,
         order: &SumOrder,
         ballot: Ballot,
     ) -> Result<(Lease, Tally), GroupError> {
-        let span = Span::floats(lease.range());
         self.check_order(order, ReduceOp::Sum, span.dtype)?;
         self.vote(bucket, lease, span, order, &ballot)
     }
@@ -370,6 +370,10 @@ impl ProcessGroup for CpuGroup {
             group.transfer(op, (lease, span), moves, &nothing, (Combine::Sum, None))
         };
         self.on_numbers(op, lease, span, body).map(|(lease, ())| lease)
+    }
+
+    fn floats_mut(&mut self, lease: &Lease) -> &mut [f32] {
+        self.arenas.floats_mut(lease)
     }
 
     fn barrier(&mut self) -> Result<(), GroupError> {

@@ -28,8 +28,10 @@ pub struct Ballot {
     pub grains: Range<usize>,
     /// This rank wants to stop after the step.
     pub stop: bool,
-    /// This rank's loss is not finite.
+    /// This rank's loss or gradient is not finite.
     pub non_finite: bool,
+    /// A sum is not finite, whosever fault it is.
+    pub overflow: bool,
     /// This rank ran out of memory in the step.
     pub out_of_memory: bool,
     /// What this rank's collectives and weights amount to; must be the same everywhere.
@@ -113,12 +115,13 @@ pub trait ProcessGroup: Send + std::fmt::Debug {
         order: &SumOrder,
     ) -> Result<Lease, GroupError>;
 
-    /// [`ProcessGroup::all_reduce`] of the step's last bucket, a sum of all its floats, with the votes
-    /// in its header. Afterwards every row of the board is on every node.
+    /// [`ProcessGroup::all_reduce`] of the step's last bucket, a sum, with the votes in its header.
+    /// Afterwards every row of the board is on every node. The span may be empty: then it is the votes alone.
     fn all_reduce_and_vote(
         &mut self,
         bucket: usize,
         lease: Lease,
+        span: Span,
         order: &SumOrder,
         ballot: Ballot,
     ) -> Result<(Lease, Tally), GroupError>;
@@ -145,6 +148,9 @@ pub trait ProcessGroup: Send + std::fmt::Debug {
         lease: Lease,
         span: Span,
     ) -> Result<Lease, GroupError>;
+
+    /// The floats of arena 0 under a lease, between two collectives on them.
+    fn floats_mut(&mut self, lease: &Lease) -> &mut [f32];
 
     /// Returns once every rank has called it.
     fn barrier(&mut self) -> Result<(), GroupError>;

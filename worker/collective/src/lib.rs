@@ -24,7 +24,7 @@ pub use cpu_group::{Aborter, CpuGroup, Formed, Join};
 pub use error::{GroupError, Moment};
 pub use group::{Backend, Ballot, ProcessGroup, ReduceOp, Tally};
 pub use lockstep_shm::{Dtype, Lease, OwnArena, Source, Span, SumOp};
-pub use net::{Endpoint, Network};
+pub use net::{Endpoint, IN_RANK_ORDER_BYTES, Network};
 pub use op::{Phase, What};
 pub use order::{OrderError, SumOrder};
 pub use plan::{Bucket, Difference, Plan, PlanParam};

@@ -168,11 +168,17 @@ mod tests {
         let plan = Plan::default();
         let span = Span { first: 0, dtype: Dtype::Bf16, len: 300 };
         let op = Op::new(Kind::ReduceScatter, What::Weights, span, Combine::Max);
-        assert_eq!(name(op.words(Phase::Leaving), &plan), "the end of a reduce-scatter of the weights");
+        assert_eq!(
+            name(op.words(Phase::Leaving), &plan),
+            "the end of a reduce-scatter of the weights"
+        );
         assert_eq!(numbers(op.words(Phase::Entering)), "the maximum of 300 bf16");
         assert_ne!(op.words(Phase::Entering), op.words(Phase::Exchanging));
         let other = Op { dtype: Dtype::F16, ..op };
         assert_ne!(op.words(Phase::Entering)[1], other.words(Phase::Entering)[1]);
-        assert_eq!(name(Op::without_numbers(Kind::Barrier).words(Phase::Entering), &plan), "a barrier");
+        assert_eq!(
+            name(Op::without_numbers(Kind::Barrier).words(Phase::Entering), &plan),
+            "a barrier"
+        );
     }
 }

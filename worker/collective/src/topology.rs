@@ -111,8 +111,7 @@ impl Topology {
         let own = self.node_of(rank);
         let is_neighbour = |other: &usize| {
             let node = self.node_of(*other);
-            node != own
-                && (self.carrier(own, *other) == rank || self.carrier(node, rank) == *other)
+            node != own && (self.carrier(own, *other) == rank || self.carrier(node, rank) == *other)
         };
         (0..self.world()).filter(is_neighbour).collect()
     }

@@ -29,9 +29,8 @@ pub(crate) struct Report {
 impl Verdict {
     /// Of at most `cap` bytes: a report that is too long is told without its details.
     pub(crate) fn to_text(&self, cap: usize) -> Vec<u8> {
-        let text = |verdict: &Self| {
-            serde_json::to_vec(verdict).expect("a verdict is numbers and strings")
-        };
+        let text =
+            |verdict: &Self| serde_json::to_vec(verdict).expect("a verdict is numbers and strings");
         match self {
             Self::PlanMismatch { rank, .. } if cap < text(self).len() => {
                 let say = |what: &str| what.to_owned();
@@ -39,9 +38,10 @@ impl Verdict {
                     Report { what: say("the plan"), rank_zero: say("one"), other: say("another") };
                 text(&Self::PlanMismatch { rank: *rank, report })
             }
-            Self::Left { .. } | Self::TimedOut { .. } | Self::Gone { .. } | Self::PlanMismatch { .. } => {
-                text(self)
-            }
+            Self::Left { .. }
+            | Self::TimedOut { .. }
+            | Self::Gone { .. }
+            | Self::PlanMismatch { .. } => text(self),
         }
     }
 

@@ -1,4 +1,5 @@
-//! The communication thread: owns the group and runs collectives in the order they are sent.
+//! The communication thread: owns the group and the hook, and runs collectives in the order they are
+//! sent.
 
 use std::{
     any::Any,
@@ -11,27 +12,53 @@ use std::{
 };
 
 use lockstep_collective::{
-    Aborter, Ballot, GroupError, Lease, ProcessGroup, ShmGroup, SumOrder, Tally,
+    Aborter, Ballot, Bucket, Dtype, GroupError, Lease, ProcessGroup, ReduceOp, Span, SumOrder,
+    Tally, What,
 };
+use lockstep_shm::monotonic_ns;
 
-/// A reply may take two rounds and the sum between them; the rest is slack for a thread that is
+use crate::hook::{BucketComm, Hook, HookState, HookStateError};
+
+/// A reply may take several rounds and the work between them; the rest is slack for a thread that is
 /// not scheduled. The thread's own deadlines come first.
-const REPLY_TIMEOUTS: u32 = 4;
+const REPLY_TIMEOUTS: u32 = 8;
+
+/// How the gradients of a bucket become the sum over ranks.
+#[derive(Debug)]
+pub(crate) enum Way {
+    /// Everybody gets all of it.
+    Whole,
+    /// Each rank gets its own part.
+    Sharded,
+    /// As the hook does it.
+    Hook(Box<dyn Hook>),
+}
+
+/// A bucket to be reduced.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) bucket: usize,
+    pub(crate) lease: Lease,
+    pub(crate) order: Arc<SumOrder>,
+    /// Nothing is sent: each rank keeps its own.
+    pub(crate) is_local: bool,
+    /// With the step's last bucket.
+    pub(crate) ballot: Option<Ballot>,
+}
+
+type Task = Box<dyn FnOnce(&mut Worker) -> Result<(), GroupError> + Send>;
 
 enum Command {
-    Reduce { bucket: usize, lease: Lease, order: Arc<SumOrder> },
-    ReduceAndVote { bucket: usize, lease: Lease, order: Arc<SumOrder>, ballot: Ballot },
-    Broadcast { root: usize, lease: Lease, values: Vec<f32> },
-    SumF64 { values: Vec<f64> },
-    Barrier,
+    Reduce(Launch),
+    Run(Task),
     Leave,
 }
 
+/// What became of a command.
+#[derive(Debug, Clone, Copy)]
 pub(crate) enum Reply {
     Done,
-    Voted(Tally),
-    Floats(Vec<f32>),
-    Doubles(Vec<f64>),
+    Reduced { bucket: usize, launched_ns: u64, done_ns: u64, tally: Option<Tally> },
 }
 
 /// The other end of the communication thread.
@@ -46,25 +73,31 @@ pub(crate) struct Comm {
     reply_timeout: Duration,
 }
 
-impl std::fmt::Debug for Reply {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Done => "Done",
-            Self::Voted(_) => "Voted",
-            Self::Floats(_) => "Floats",
-            Self::Doubles(_) => "Doubles",
-        })
-    }
+/// What the thread works with.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    group: Box<dyn ProcessGroup>,
+    way: Way,
+    buckets: Vec<Bucket>,
+    /// Own gradients of the step that are not finite, and sums.
+    non_finite: bool,
+    overflow: bool,
 }
 
 impl Comm {
-    pub(crate) fn start(group: ShmGroup, timeout: Duration) -> Result<Self, GroupError> {
+    pub(crate) fn start(
+        group: Box<dyn ProcessGroup>,
+        way: Way,
+        timeout: Duration,
+    ) -> Result<Self, GroupError> {
         let aborter = group.aborter();
         let (commands, received) = mpsc::channel();
         let (sender, replies) = mpsc::channel();
+        let buckets = group.plan().buckets.clone();
+        let worker = Worker { group, way, buckets, non_finite: false, overflow: false };
         let thread = thread::Builder::new()
             .name("lockstep-comm".to_owned())
-            .spawn(move || run(group, &received, &sender))
+            .spawn(move || worker.run(&received, &sender))
             .map_err(|error| GroupError::Io {
                 operation: "starting the communication thread",
                 source: Arc::new(error),
@@ -83,60 +116,32 @@ impl Comm {
         self.aborter.clone()
     }
 
-    pub(crate) fn reduce(&mut self, bucket: usize, lease: Lease, order: Arc<SumOrder>) {
-        self.send(Command::Reduce { bucket, lease, order });
+    pub(crate) fn reduce(&mut self, launch: Launch) {
+        self.send(Command::Reduce(launch));
     }
 
-    pub(crate) fn reduce_and_vote(
+    /// Runs `task` on the thread and waits for it.
+    pub(crate) fn run(
         &mut self,
-        bucket: usize,
-        lease: Lease,
-        order: Arc<SumOrder>,
-        ballot: Ballot,
-    ) {
-        self.send(Command::ReduceAndVote { bucket, lease, order, ballot });
+        task: impl FnOnce(&mut Worker) -> Result<(), GroupError> + Send + 'static,
+    ) -> Result<(), GroupError> {
+        self.send(Command::Run(Box::new(task)));
+        self.replies(|_| {})
     }
 
-    pub(crate) fn broadcast(
-        &mut self,
-        root: usize,
-        lease: Lease,
-        values: Vec<f32>,
-    ) -> Result<Vec<f32>, GroupError> {
-        self.send(Command::Broadcast { root, lease, values });
-        match self.last_reply()? {
-            Reply::Floats(values) => Ok(values),
-            other => Err(out_of_order(&other)),
-        }
-    }
-
-    pub(crate) fn sum_f64(&mut self, values: Vec<f64>) -> Result<Vec<f64>, GroupError> {
-        self.send(Command::SumF64 { values });
-        match self.last_reply()? {
-            Reply::Doubles(values) => Ok(values),
-            other => Err(out_of_order(&other)),
-        }
-    }
-
-    pub(crate) fn barrier(&mut self) -> Result<(), GroupError> {
-        self.send(Command::Barrier);
-        self.last_reply().map(drop)
-    }
-
-    /// Waits until everything that was sent is done; the answer is that of the last command.
-    pub(crate) fn last_reply(&mut self) -> Result<Reply, GroupError> {
-        let mut last = Reply::Done;
+    /// Waits until everything that was sent is done, and shows every reply.
+    pub(crate) fn replies(&mut self, mut see: impl FnMut(Reply)) -> Result<(), GroupError> {
         while 0 < self.outstanding {
-            last = match self.replies.recv_timeout(self.reply_timeout) {
-                Ok(reply) => reply?,
+            match self.replies.recv_timeout(self.reply_timeout) {
+                Ok(reply) => see(reply?),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     self.aborter.abort();
                     return Err(GroupError::Aborted { by: None });
                 }
-            };
+            }
             self.outstanding -= 1;
         }
-        Ok(last)
+        Ok(())
     }
 
     /// Ends the thread without disturbing the others.
@@ -176,35 +181,150 @@ impl Drop for Comm {
     }
 }
 
-fn run(
-    mut group: ShmGroup,
-    commands: &Receiver<Command>,
-    replies: &Sender<Result<Reply, GroupError>>,
-) {
-    while let Ok(command) = commands.recv() {
-        let reply = match command {
-            Command::Reduce { bucket, lease, order } => {
-                group.all_reduce(bucket, lease, &order).map(|()| Reply::Done)
+impl Worker {
+    fn run(mut self, commands: &Receiver<Command>, replies: &Sender<Result<Reply, GroupError>>) {
+        while let Ok(command) = commands.recv() {
+            let reply = match command {
+                Command::Reduce(launch) => self.reduce(launch),
+                Command::Run(task) => task(&mut self).map(|()| Reply::Done),
+                Command::Leave => return self.group.leave(),
+            };
+            if replies.send(reply).is_err() {
+                return;
             }
-            Command::ReduceAndVote { bucket, lease, order, ballot } => {
-                group.all_reduce_and_vote(bucket, lease, &order, ballot).map(Reply::Voted)
-            }
-            Command::Broadcast { root, lease, mut values } => {
-                group.broadcast(root, lease, &mut values).map(|()| Reply::Floats(values))
-            }
-            Command::SumF64 { mut values } => {
-                group.all_reduce_f64(&mut values).map(|()| Reply::Doubles(values))
-            }
-            Command::Barrier => group.barrier().map(|()| Reply::Done),
-            Command::Leave => return group.leave(),
-        };
-        if replies.send(reply).is_err() {
-            return;
         }
+    }
+
+    /// The group, for collectives between steps.
+    pub(crate) fn group(&mut self) -> &mut dyn ProcessGroup {
+        &mut *self.group
+    }
+
+    /// What the hook carries from step to step.
+    pub(crate) fn hook_state(&self) -> HookState {
+        match &self.way {
+            Way::Hook(hook) => hook.state(),
+            Way::Whole | Way::Sharded => HookState::default(),
+        }
+    }
+
+    pub(crate) fn restore_hook(&mut self, state: &HookState) -> Result<(), HookStateError> {
+        match &mut self.way {
+            Way::Hook(hook) => hook.restore(state),
+            Way::Whole | Way::Sharded => state.check_lens(0, 0),
+        }
+    }
+
+    /// The step is not applied.
+    pub(crate) fn drop_leftovers(&mut self) {
+        if let Way::Hook(hook) = &mut self.way {
+            hook.drop_leftovers();
+        }
+    }
+
+    fn reduce(&mut self, launch: Launch) -> Result<Reply, GroupError> {
+        let launched_ns = monotonic_ns();
+        let Launch { bucket, lease, order, is_local, ballot } = launch;
+        let what = What::Bucket(bucket);
+        let span = Span::floats(lease.range());
+        let (lease, tally) = match (&mut self.way, ballot) {
+            (Way::Whole, Some(ballot)) if !is_local => {
+                let voted = self.group.all_reduce_and_vote(bucket, lease, span, &order, ballot)?;
+                (voted.0, Some(voted.1))
+            }
+            (way, ballot) => {
+                let lease = match way {
+                    _ if is_local => {
+                        self.non_finite |= !are_finite(self.group.floats_mut(&lease));
+                        lease
+                    }
+                    Way::Whole => {
+                        self.group.all_reduce(what, lease, span, ReduceOp::Sum, &order)?
+                    }
+                    Way::Sharded => {
+                        self.group.reduce_scatter(what, lease, span, ReduceOp::Sum, &order)?
+                    }
+                    Way::Hook(_) => self.reduce_by_hook(bucket, lease, &order)?,
+                };
+                match ballot {
+                    None => (lease, None),
+                    Some(ballot) => {
+                        let voted = self.vote(bucket, lease, &order, ballot)?;
+                        (voted.0, Some(voted.1))
+                    }
+                }
+            }
+        };
+        drop(lease);
+        Ok(Reply::Reduced { bucket, launched_ns, done_ns: monotonic_ns(), tally })
+    }
+
+    /// The votes alone.
+    fn vote(
+        &mut self,
+        bucket: usize,
+        lease: Lease,
+        order: &SumOrder,
+        ballot: Ballot,
+    ) -> Result<(Lease, Tally), GroupError> {
+        let nothing = Span { first: lease.range().start, dtype: Dtype::F32, len: 0 };
+        let non_finite = ballot.non_finite | std::mem::take(&mut self.non_finite);
+        let overflow = ballot.overflow | std::mem::take(&mut self.overflow);
+        let ballot = Ballot { non_finite, overflow, ..ballot };
+        self.group.all_reduce_and_vote(bucket, lease, nothing, order, ballot)
+    }
+
+    fn reduce_by_hook(
+        &mut self,
+        bucket: usize,
+        lease: Lease,
+        order: &Arc<SumOrder>,
+    ) -> Result<Lease, GroupError> {
+        let Way::Hook(hook) = &mut self.way else { return Ok(lease) };
+        self.non_finite |= !are_finite(self.group.floats_mut(&lease));
+        let params = &self.buckets[bucket].params;
+        let group = &mut *self.group;
+        let mut comm =
+            LeasedBucket { group, lease: Some(lease), what: What::Bucket(bucket), order };
+        hook.reduce(bucket, params, &mut comm)?;
+        let lease = comm.lease.ok_or(GroupError::Aborted { by: None })?;
+        self.overflow |= !are_finite(self.group.floats_mut(&lease));
+        Ok(lease)
     }
 }
 
-fn out_of_order(reply: &Reply) -> GroupError {
-    tracing::error!(?reply, "a reply of another kind than asked for");
-    GroupError::Aborted { by: None }
+/// A bucket in the hands of a hook.
+struct LeasedBucket<'a> {
+    group: &'a mut dyn ProcessGroup,
+    /// Gone after an error.
+    lease: Option<Lease>,
+    what: What,
+    order: &'a SumOrder,
+}
+
+impl BucketComm for LeasedBucket<'_> {
+    fn world_size(&self) -> usize {
+        self.group.world_size()
+    }
+
+    fn bucket(&mut self) -> &mut [f32] {
+        match &self.lease {
+            Some(lease) => self.group.floats_mut(lease),
+            None => &mut [],
+        }
+    }
+
+    fn all_reduce(&mut self, dtype: Dtype, len: usize) -> Result<(), GroupError> {
+        let lease = self.lease.take().ok_or(GroupError::Aborted { by: None })?;
+        let span = Span { first: lease.range().start, dtype, len };
+        let lease = self.group.all_reduce(self.what, lease, span, ReduceOp::Sum, self.order)?;
+        self.lease = Some(lease);
+        Ok(())
+    }
+}
+
+/// Branch-free, so that it is done in vectors.
+fn are_finite(values: &[f32]) -> bool {
+    const EXPONENT: u32 = 0x7f80_0000;
+    !values.iter().fold(false, |any, value| any | (value.to_bits() & EXPONENT == EXPONENT))
 }

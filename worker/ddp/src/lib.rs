@@ -5,15 +5,21 @@
 
 mod bucket;
 mod comm;
+mod config;
+mod digest;
 mod grain;
 pub mod hook;
+mod outcome;
 mod reducer;
 mod sink;
 mod tree;
 
 pub use bucket::{BucketRule, buckets_by, buckets_of};
+pub use config::{HookKind, ReducerConfig, Reduction};
+pub use digest::of_floats;
 pub use grain::{GrainSums, grains_of};
-pub use lockstep_collective::{Aborter, GroupError};
-pub use reducer::{Reducer, ReducerConfig, Reduction, StepOutcome, Votes};
+pub use lockstep_collective::{Aborter, GroupError, Join, Topology};
+pub use outcome::{BucketSpan, StepOutcome, Votes};
+pub use reducer::{Divergence, Reducer};
 pub use sink::ReducerSink;
 pub use tree::{Node, cover, slots_needed, tree_order};

@@ -1,84 +1,38 @@
 //! The reducer: from the gradients of grains to the gradient of the global batch.
 
-use std::{ops::Range, os::fd::AsFd, sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc};
 
 use lockstep_collective::{
-    Aborter, Ballot, Board, Formed, GroupError, OwnArena, Plan, ShmGroup, SumOrder,
+    Aborter, Ballot, Board, CpuGroup, Formed, GroupError, Join, Lease, OwnArena, Plan, SumOrder,
+    Tally, Topology,
 };
-use lockstep_shm::FlightRecord;
+use lockstep_shm::{FlightRecord, monotonic_ns};
 use lockstep_tensor::{Accumulate, Layout, ParamId};
 
 use crate::{
-    GrainSums, Node, ReducerSink, buckets_of,
-    comm::{Comm, Reply},
-    grains_of, slots_needed, tree,
+    BucketSpan, GrainSums, HookKind, Node, ReducerConfig, ReducerSink, Reduction, StepOutcome,
+    Votes,
+    comm::{Comm, Launch, Reply},
+    config::COLUMNS,
+    digest::Digest,
+    grains_of, tree,
 };
 
-/// Loss and weight; two more for each metric.
-const COLUMNS: usize = 2;
+mod between;
 
-/// In which order gradients are added.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reduction {
-    /// Each rank adds up its grains, then ranks in order. Same world, same bits.
-    Fast,
-    /// Grains along a fixed binary tree: same bits for any number of ranks.
-    FixedTree,
-}
-
-/// Settings of a reducer; the same on every rank.
-#[derive(Debug, Clone)]
-pub struct ReducerConfig {
-    /// Ceiling of a bucket.
-    pub bucket_bytes: usize,
-    /// Ceiling of the first bucket.
-    pub first_bucket_bytes: usize,
-    /// In which order gradients are added.
-    pub reduction: Reduction,
-    /// The most grains that a step may have.
-    pub max_grains: usize,
-    /// Bounds the formation of the group, and later each wait for other ranks.
-    pub timeout: Duration,
-    /// How many metrics each grain reports.
-    pub metric_count: usize,
-}
-
-/// What this rank says about a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Votes {
-    /// It wants to stop after the step.
-    pub stop: bool,
-    /// Its loss is not finite. Gradients and the sums of grains are looked at without being told.
-    pub non_finite: bool,
-}
-
-/// What came out of a step, identical on all ranks.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StepOutcome {
-    /// Sum of the loss over the global batch.
-    pub loss_sum: f64,
-    /// Sum of the weights over the global batch.
-    pub weight: f64,
-    /// (sum, weight) of each metric over the global batch.
-    pub metrics: Vec<(f64, f64)>,
-    /// Any rank wants to stop.
-    pub stop: bool,
-    /// Any loss or any gradient is not finite: the step must not be applied.
-    pub non_finite: bool,
-    /// On which ranks. Empty when only a sum of gradients overflowed.
-    pub non_finite_ranks: Vec<usize>,
-}
+pub use between::Divergence;
 
 /// One rank's end of data-parallel training. Works in steps: [`Reducer::begin_step`], then for each
 /// own grain [`Reducer::sink`] and [`Reducer::finish_grain`], then [`Reducer::finish_step`].
 ///
-/// Buckets are launched strictly in index order, during the backward of the last own grain; the
-/// last one waits for the votes. After an error the group is dead and the reducer must be dropped,
+/// Buckets are launched strictly in one order, during the backward of the last own grain; the
+/// last one waits for the votes. In the first step that is the order of the plan; afterwards the one in which
+/// rank 0's became ready. After an error the group is dead and the reducer must be dropped,
 /// which tells the other ranks.
 #[derive(Debug)]
 pub struct Reducer {
     rank: usize,
-    world: usize,
+    topology: Topology,
     config: ReducerConfig,
     layout: Arc<Layout>,
     plan: Plan,
@@ -86,11 +40,26 @@ pub struct Reducer {
     arena: OwnArena,
     board: Board,
     comm: Comm,
-    record: Arc<FlightRecord>,
+    record: Option<Arc<FlightRecord>>,
     issued: u64,
-    /// The order for the last number of grains, which seldom changes.
-    order: Option<(usize, Arc<SumOrder>)>,
+    /// The orders for the last number of grains, which seldom changes.
+    orders: Option<(usize, Orders)>,
+    /// Buckets in the order of their launch, the same on every rank.
+    launch_order: Vec<usize>,
+    /// The order in which buckets became ready in the first step, until all ranks know rank 0's.
+    observed: Option<Vec<usize>>,
+    /// Of everything that was reduced.
+    digest: Digest,
     step: Option<Step>,
+}
+
+/// In which order contributions are added.
+#[derive(Debug, Clone)]
+struct Orders {
+    /// In rank order, for buckets so small that every rank's part travels anyway.
+    small: Arc<SumOrder>,
+    /// Node by node, so that one sum of each node travels.
+    large: Arc<SumOrder>,
 }
 
 /// Where the current step is.
@@ -99,7 +68,9 @@ struct Step {
     step: u64,
     grains_total: usize,
     grains: Range<usize>,
-    order: Arc<SumOrder>,
+    orders: Orders,
+    /// Nothing is sent but the votes.
+    is_local: bool,
     /// Partial sums in the arenas, from 0 on, without the grain in work.
     stack: Vec<Node>,
     /// The grain in work, if any.
@@ -108,8 +79,13 @@ struct Step {
     finished: usize,
     /// Parameters of each bucket that are not ready, in the last grain.
     left: Vec<usize>,
-    next_bucket: usize,
+    /// Buckets launched.
+    launched: usize,
+    /// When each bucket became ready, and since launched and done.
+    spans: Vec<BucketSpan>,
     non_finite: bool,
+    /// Of this rank's grains.
+    own_weight: f64,
 }
 
 #[derive(Debug)]
@@ -124,46 +100,46 @@ struct Current {
 }
 
 impl Reducer {
-    /// Forms the group whose memory is `fd` and starts the communication thread.
+    /// Joins the group and starts the communication thread.
     ///
     /// # Errors
-    /// Those of [`ShmGroup::form`].
+    /// Those of [`CpuGroup::form`].
     ///
     /// # Panics
-    /// If `rank` is not below `world`, or `world` is above the largest.
+    /// If the settings contradict each other.
     pub fn new(
-        fd: impl AsFd,
-        rank: usize,
-        world: usize,
+        join: Join<'_>,
         layout: Arc<Layout>,
         config: ReducerConfig,
-        record: Arc<FlightRecord>,
     ) -> Result<Self, GroupError> {
-        let plan = plan_of(&layout, world, &config);
+        let (rank, topology, record) = (join.rank, join.topology.clone(), join.record.clone());
+        let timeout = join.timeout;
+        let plan = config.plan(&layout, &topology);
         let bucket_of = plan
             .buckets
             .iter()
             .enumerate()
             .flat_map(|(index, bucket)| bucket.params.iter().map(move |_| index))
             .collect();
-        let Formed { group, arena, board } =
-            ShmGroup::form(fd, rank, world, &plan, config.timeout, Some(Arc::clone(&record)))?;
-        let comm = Comm::start(group, config.timeout)?;
-        let (issued, order, step) = (0, None, None);
+        let Formed { group, arena, board } = CpuGroup::form(join, &plan)?;
+        let comm = Comm::start(Box::new(group), config.way(&plan.buckets), timeout)?;
         Ok(Self {
             rank,
-            world,
+            topology,
             config,
             layout,
+            launch_order: (0..plan.buckets.len()).collect(),
+            observed: Some(Vec::new()),
             plan,
             bucket_of,
             arena,
             board,
             comm,
             record,
-            issued,
-            order,
-            step,
+            issued: 0,
+            orders: None,
+            digest: Digest::EMPTY,
+            step: None,
         })
     }
 
@@ -174,7 +150,7 @@ impl Reducer {
 
     /// How many ranks there are.
     pub fn world_size(&self) -> usize {
-        self.world
+        self.topology.world()
     }
 
     /// The agreed plan.
@@ -192,26 +168,43 @@ impl Reducer {
     /// # Panics
     /// If the last step is not finished, or the number of grains is 0 or above the agreed most.
     pub fn begin_step(&mut self, step: u64, grains_total: usize) -> Range<usize> {
+        self.begin(step, grains_total, false)
+    }
+
+    /// Begins a step whose gradient stays this rank's own: only votes and sums of grains travel.
+    ///
+    /// # Panics
+    /// As [`Reducer::begin_step`].
+    pub fn begin_local_step(&mut self, step: u64, grains_total: usize) -> Range<usize> {
+        self.begin(step, grains_total, true)
+    }
+
+    fn begin(&mut self, step: u64, grains_total: usize, is_local: bool) -> Range<usize> {
         assert!(self.step.is_none(), "step {step} begins before the last one is finished");
         assert!(
             0 < grains_total && grains_total <= self.config.max_grains,
             "{grains_total} grains, at most {}",
             self.config.max_grains
         );
-        let grains = grains_of(self.rank, self.world, grains_total);
+        let grains = grains_of(self.rank, self.world_size(), grains_total);
         self.step = Some(Step {
             step,
             grains_total,
             grains: grains.clone(),
-            order: self.order_for(grains_total),
+            orders: self.orders_for(grains_total),
+            is_local,
             stack: Vec::new(),
             current: None,
             finished: 0,
             left: self.plan.buckets.iter().map(|bucket| bucket.params.len()).collect(),
-            next_bucket: 0,
+            launched: 0,
+            spans: vec![BucketSpan::default(); self.plan.buckets.len()],
             non_finite: false,
+            own_weight: 0.0,
         });
-        self.record.set_step(i64::try_from(step).unwrap_or(i64::MAX));
+        if let Some(record) = &self.record {
+            record.set_step(i64::try_from(step).unwrap_or(i64::MAX));
+        }
         grains
     }
 
@@ -273,6 +266,7 @@ impl Reducer {
         row.extend(sums.metrics.iter().flat_map(|(sum, weight)| [*sum, *weight]));
         self.board.write(step.step, grain, &row);
         step.non_finite |= !(sums.loss_sum.is_finite() && sums.weight.is_finite());
+        step.own_weight += sums.weight;
         if !current.is_last {
             for (into, from) in &current.additions {
                 self.arena.add(*into, *from, 0..self.layout.len());
@@ -297,35 +291,94 @@ impl Reducer {
         let step = self.step.as_ref().expect("a step has begun");
         let missing = step.grains.len() - step.finished;
         assert!(missing == 0, "{missing} own grains of {:?} are not finished", step.grains);
-        let (number, grains_total) = (step.step, step.grains_total);
-        let ballot = Ballot {
-            step: number,
-            grains_total: grains_total as u64,
-            grains: step.grains.len() as u64,
-            stop: votes.stop,
-            non_finite: votes.non_finite || step.non_finite,
-        };
-        while self.step.as_ref().is_some_and(|step| step.next_bucket < self.plan.buckets.len()) {
-            self.launch_next(ballot);
+        self.launch_rest(votes);
+        self.outcome()
+    }
+
+    /// Ends a step that this rank cannot do: it contributes zeros to what is not launched, and its
+    /// votes, which say why. No rank waits for it, and none may apply the step.
+    ///
+    /// # Errors
+    /// See [`GroupError`].
+    ///
+    /// # Panics
+    /// Outside a step.
+    pub fn give_up_step(&mut self, votes: Votes) -> Result<StepOutcome, GroupError> {
+        let step = self.step.as_mut().expect("a step has begun");
+        // Additions of a grain that is not complete mean nothing.
+        step.current = None;
+        let ranges: Vec<Range<usize>> = self.launch_order[step.launched..]
+            .iter()
+            .map(|bucket| self.plan.buckets[*bucket].range.clone())
+            .collect();
+        let slots = step.orders.large.slots_of(self.rank).max(1);
+        for range in ranges {
+            (0..slots).for_each(|slot| self.arena.floats_mut(slot, range.clone()).fill(0.0));
         }
-        let tally = match self.comm.last_reply()? {
-            Reply::Voted(tally) => tally,
-            Reply::Done | Reply::Floats(_) | Reply::Doubles(_) => {
-                return Err(GroupError::Aborted { by: None });
+        self.launch_rest(votes);
+        self.outcome()
+    }
+
+    /// Launches what is left, the last bucket with the votes.
+    fn launch_rest(&mut self, votes: Votes) {
+        while let Some(step) = &self.step
+            && step.launched < self.plan.buckets.len()
+        {
+            let is_last = step.launched + 1 == self.plan.buckets.len();
+            let ballot = Ballot {
+                step: step.step,
+                grains_total: step.grains_total as u64,
+                grains: step.grains.clone(),
+                stop: votes.stop,
+                non_finite: votes.non_finite || step.non_finite,
+                overflow: false,
+                out_of_memory: votes.out_of_memory,
+                digest: 0,
+            };
+            let mut launch = self.launch_next();
+            if is_last {
+                let mut digest = self.digest;
+                digest.add(votes.weights_digest);
+                let digest = if self.config.is_strict { digest.value() } else { 0 };
+                launch.ballot = Some(Ballot { digest, ..ballot });
             }
-        };
-        self.step = None;
-        let sums = self.board.sum(number, grains_total);
+            self.comm.reduce(launch);
+        }
+    }
+
+    /// Waits for everything that was launched.
+    fn outcome(&mut self) -> Result<StepOutcome, GroupError> {
+        let mut step = self.step.take().expect("a step has begun");
+        let mut tally: Option<Tally> = None;
+        self.comm.replies(|reply| {
+            if let Reply::Reduced { bucket, launched_ns, done_ns, tally: voted } = reply {
+                let span = &mut step.spans[bucket];
+                (span.launched_ns, span.done_ns) = (launched_ns, done_ns);
+                tally = tally.or(voted);
+            }
+        })?;
+        let tally = tally.ok_or(GroupError::Aborted { by: None })?;
+        let sums = self.board.sum(step.step, step.grains_total);
         let metrics = sums[COLUMNS..].chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
-        let ranks = (0..self.world).filter(|rank| tally.non_finite_ranks >> rank & 1 == 1);
-        Ok(StepOutcome {
+        let ranks =
+            |mask: u64| (0..self.topology.world()).filter(move |rank| mask >> rank & 1 == 1);
+        let outcome = StepOutcome {
             loss_sum: sums[0],
             weight: sums[1],
+            own_weight: step.own_weight,
             metrics,
             stop: tally.stop,
             non_finite: tally.non_finite,
-            non_finite_ranks: ranks.collect(),
-        })
+            non_finite_ranks: ranks(tally.non_finite_ranks).collect(),
+            out_of_memory_ranks: ranks(tally.out_of_memory_ranks).collect(),
+            diverged_ranks: ranks(tally.digest_ranks).collect(),
+            buckets: self.launch_order.iter().map(|bucket| step.spans[*bucket]).collect(),
+        };
+        if outcome.non_finite || !outcome.out_of_memory_ranks.is_empty() {
+            self.drop_leftovers()?;
+        }
+        self.agree_on_launch_order()?;
+        Ok(outcome)
     }
 
     /// The gradient of the sum of the losses over the global batch, not divided by the weight.
@@ -335,44 +388,6 @@ impl Reducer {
     /// During a step, once a bucket is launched; and after an error.
     pub fn gradients(&self) -> &[f32] {
         self.arena.floats(0, 0..self.layout.len())
-    }
-
-    /// Sums `values` over all ranks in rank order; exact where only one rank's entry is not zero.
-    ///
-    /// # Panics
-    /// During a step.
-    pub fn all_reduce_f64(&mut self, values: &mut [f64]) -> Result<(), GroupError> {
-        self.between_steps("all_reduce_f64");
-        let sums = self.comm.sum_f64(values.to_vec())?;
-        values.copy_from_slice(&sums);
-        Ok(())
-    }
-
-    /// Gives every rank the `values` of `root`, by pieces as long as the gradients, whose memory they use.
-    ///
-    /// # Panics
-    /// During a step.
-    pub fn broadcast(&mut self, root: usize, values: &mut [f32]) -> Result<(), GroupError> {
-        self.between_steps("broadcast");
-        for values in values.chunks_mut(self.layout.len().max(1)) {
-            let range = 0..values.len();
-            if self.rank == root {
-                self.arena.floats_mut(0, range.clone()).copy_from_slice(values);
-            }
-            let lease = self.arena.lease(0..1, range);
-            let received = self.comm.broadcast(root, lease, values.to_vec())?;
-            values.copy_from_slice(&received);
-        }
-        Ok(())
-    }
-
-    /// Returns once every rank has called it.
-    ///
-    /// # Panics
-    /// During a step.
-    pub fn barrier(&mut self) -> Result<(), GroupError> {
-        self.between_steps("barrier");
-        self.comm.barrier()
     }
 
     /// Leaves the group after the last step, without disturbing the others.
@@ -393,91 +408,96 @@ impl Reducer {
             return;
         }
         let Some(step) = &mut self.step else { return };
-        let left = &mut step.left[self.bucket_of[param.0]];
+        let bucket = self.bucket_of[param.0];
+        let left = &mut step.left[bucket];
         debug_assert!(0 < *left, "parameter {} is ready twice", param.0);
         *left = left.saturating_sub(1);
+        if *left == 0 {
+            step.spans[bucket] =
+                BucketSpan { bucket, ready_ns: monotonic_ns(), ..step.spans[bucket] };
+            if let Some(observed) = &mut self.observed {
+                observed.push(bucket);
+            }
+        }
         // The last bucket is held back: the votes go with it.
         while let Some(step) = &self.step
-            && step.next_bucket + 1 < self.plan.buckets.len()
-            && step.left[step.next_bucket] == 0
+            && step.launched + 1 < self.plan.buckets.len()
+            && step.left[self.launch_order[step.launched]] == 0
         {
-            let order = Arc::clone(&step.order);
-            let (bucket, lease) = self.lease_next();
-            self.comm.reduce(bucket, lease, order);
-        }
-    }
-
-    /// Launches the next bucket, the last one with the votes.
-    fn launch_next(&mut self, ballot: Ballot) {
-        let Some(step) = &self.step else { return };
-        let order = Arc::clone(&step.order);
-        let (bucket, lease) = self.lease_next();
-        if bucket + 1 == self.plan.buckets.len() {
-            self.comm.reduce_and_vote(bucket, lease, order, ballot);
-        } else {
-            self.comm.reduce(bucket, lease, order);
+            let launch = self.launch_next();
+            self.comm.reduce(launch);
         }
     }
 
     /// Adds up what the last grain completes in the next bucket, and takes it out of use.
-    fn lease_next(&mut self) -> (usize, lockstep_collective::Lease) {
+    fn launch_next(&mut self) -> Launch {
         let step = self.step.as_mut().expect("a bucket is launched in a step");
-        let bucket = step.next_bucket;
-        step.next_bucket += 1;
+        let bucket = self.launch_order[step.launched];
+        step.launched += 1;
+        if step.spans[bucket].ready_ns == 0 {
+            step.spans[bucket] =
+                BucketSpan { bucket, ready_ns: monotonic_ns(), ..step.spans[bucket] };
+        }
         let range = self.plan.buckets[bucket].range.clone();
         if let Some(current) = &step.current {
             for (into, from) in &current.additions {
                 self.arena.add(*into, *from, range.clone());
             }
         }
-        let slots = step.order.slots_of(self.rank).max(1);
-        self.issued += 1;
-        self.record.set_issued(self.issued);
-        (bucket, self.arena.lease(0..slots, range))
+        let is_small = range.len() * size_of::<f32>() <= lockstep_collective::IN_RANK_ORDER_BYTES;
+        let order = if is_small { &step.orders.small } else { &step.orders.large };
+        let order = Arc::clone(order);
+        let slots = order.slots_of(self.rank).max(1);
+        if step.grains.is_empty() && (step.is_local || self.config.hook != HookKind::Mean) {
+            // Nobody has written there, and this rank's numbers count.
+            self.arena.floats_mut(0, range.clone()).fill(0.0);
+        }
+        let is_local = step.is_local;
+        self.digest.add(bucket as u64);
+        self.digest.add(range.len() as u64);
+        self.issue();
+        let lease: Lease = self.arena.lease(0..slots, range);
+        Launch { bucket, lease, order, is_local, ballot: None }
     }
 
-    fn order_for(&mut self, grains_total: usize) -> Arc<SumOrder> {
-        if let Some((total, order)) = &self.order
+    fn orders_for(&mut self, grains_total: usize) -> Orders {
+        if let Some((total, orders)) = &self.orders
             && *total == grains_total
         {
-            return Arc::clone(order);
+            return orders.clone();
         }
-        let order = Arc::new(match self.config.reduction {
-            Reduction::Fast => {
-                let has_grains =
-                    |rank: &usize| !grains_of(*rank, self.world, grains_total).is_empty();
-                SumOrder::in_rank_order((0..self.world).filter(has_grains))
+        let world = self.world_size();
+        // A hook's collectives are over all ranks.
+        let is_plain = self.config.hook == HookKind::Mean;
+        let has_part = |rank: usize| !is_plain || !grains_of(rank, world, grains_total).is_empty();
+        let orders = match self.config.reduction {
+            Reduction::Fast => Orders {
+                small: Arc::new(SumOrder::in_rank_order((0..world).filter(|rank| has_part(*rank)))),
+                large: Arc::new(SumOrder::by_node(&self.topology, has_part)),
+            },
+            Reduction::FixedTree => {
+                let tree = Arc::new(tree::tree_order(world, grains_total));
+                Orders { small: Arc::clone(&tree), large: tree }
             }
-            Reduction::FixedTree => tree::tree_order(self.world, grains_total),
-        });
-        self.order = Some((grains_total, Arc::clone(&order)));
-        order
+        };
+        self.orders = Some((grains_total, orders.clone()));
+        orders
+    }
+
+    fn issue(&mut self) {
+        self.issued += 1;
+        if let Some(record) = &self.record {
+            record.set_issued(self.issued);
+        }
     }
 
     fn between_steps(&mut self, operation: &str) {
         assert!(self.step.is_none(), "{operation} during a step");
-        self.issued += 1;
-        self.record.set_issued(self.issued);
+        self.issue();
     }
 
     fn current(&self) -> &Current {
         let current = self.step.as_ref().and_then(|step| step.current.as_ref());
         current.expect("a sink lives only while its grain is in work")
-    }
-}
-
-fn plan_of(layout: &Layout, world: usize, config: &ReducerConfig) -> Plan {
-    let (reduction, slots) = match config.reduction {
-        Reduction::Fast => ("fast", 1),
-        Reduction::FixedTree => ("fixed-tree", slots_needed(world, config.max_grains)),
-    };
-    Plan {
-        world,
-        arena_len: layout.len(),
-        slots,
-        reduction: reduction.to_owned(),
-        grain_rows: config.max_grains,
-        grain_columns: COLUMNS + 2 * config.metric_count,
-        buckets: buckets_of(layout, config.first_bucket_bytes, config.bucket_bytes),
     }
 }

@@ -91,9 +91,18 @@ impl Failure {
                 let by: Vec<usize> = by.iter().copied().collect();
                 Self::missing(FailureCode::PeerGone, &by, message)
             }
-            GroupError::Diverged { .. } | GroupError::Io { .. } => {
-                Self::new(FailureCode::RankError, message)
+            GroupError::PeerGone { rank, .. } => {
+                Self::missing(FailureCode::PeerGone, &[*rank], message)
             }
+            GroupError::Unreachable { rank, .. } => {
+                Self::missing(FailureCode::RendezvousTimeout, &[*rank], message)
+            }
+            GroupError::Diverged { .. }
+            | GroupError::NumbersMismatch { .. }
+            | GroupError::Garbage { .. }
+            | GroupError::StaleGeneration { .. }
+            | GroupError::InvalidArgument(_)
+            | GroupError::Io { .. } => Self::new(FailureCode::RankError, message),
         }
     }
 

@@ -27,6 +27,7 @@ mod loss;
 mod guest;
 
 mod agreement;
+mod group;
 
 mod order;
 mod schedule;

@@ -1,29 +1,26 @@
 //! Everything before the first step: guests, group, weights. The group forms while the guests load.
 
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 
 use camino::Utf8Path;
-use lockstep_api::{FailureCode, GuestSpec, LogLevel, LogSource, Phase, RankConfig, Reduction};
-use lockstep_collective::GroupError;
-use lockstep_ddp::{Reducer, ReducerConfig};
+use lockstep_api::{FailureCode, GuestSpec, LogLevel, LogSource, Phase, RankConfig};
+use lockstep_ddp::{Reducer, of_floats};
 use lockstep_models::Model;
 use lockstep_sandbox::{Loader, LogSink};
-use lockstep_tensor::{Ema, Layout, LossScale, LrSchedule, OptimizerState, Threads, UpdatePlan};
+use lockstep_tensor::{Ema, LossScale, LrSchedule, OptimizerState, Threads, UpdatePlan};
 
 use crate::agreement;
 use crate::failure::{Failure, GuestCall};
 use crate::grain::Engine;
+use crate::group;
 use crate::guest::{Guests, Split};
 use crate::link::AgentLink;
-use crate::loss::{Loss, MAX_METRICS};
+use crate::loss::Loss;
 use crate::position::Position;
 use crate::schedule::Schedule;
 use crate::start::{Start, refused};
 use crate::update;
 use lockstep_service::chain;
-
-const MIB: usize = 1 << 20;
 
 /// Ready for the first step.
 #[derive(Debug)]
@@ -72,7 +69,7 @@ pub(crate) fn prepare(
     let spec = &config.spec;
     let model = Model::new(&spec.model)
         .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
-    let forming = begin_forming(config, model.layout(), position)?;
+    let forming = group::begin_forming(config, model.layout(), position)?;
     let Opened { train, samples, eval, loss } = open_guests(config, link)?;
     let schedule = Schedule::new(samples, &spec.train);
     let update = update::plan(&spec.train, model.layout()).map_err(refused)?;
@@ -88,8 +85,8 @@ pub(crate) fn prepare(
         ("samples of the training split", samples),
         ("samples of the evaluation split", eval.as_ref().map_or(0, |(_, samples)| *samples)),
         ("step to do next", next_step),
-        ("digest of the weights", agreement::digest(&weights)),
-        ("digest of the running statistics", agreement::digest(&buffers)),
+        ("digest of the weights", of_floats(&weights)),
+        ("digest of the running statistics", of_floats(&buffers)),
     ];
     agreement::agree(&mut reducer, &facts)?;
     let threads = Threads::new(spec.train.threads as usize)
@@ -108,39 +105,6 @@ pub(crate) fn prepare(
         reducer,
         next_step,
     })
-}
-
-/// Another thread meets the other ranks meanwhile.
-fn begin_forming(
-    config: &RankConfig,
-    layout: &Arc<Layout>,
-    position: &Position,
-) -> Result<JoinHandle<Result<Reducer, GroupError>>, Failure> {
-    let (spec, rank_error) = (&config.spec, |what: &'static str| {
-        move |error: std::io::Error| {
-            Failure::new(FailureCode::RankError, format!("{what}: {error}"))
-        }
-    });
-    let group_memory = lockstep_shm::inherited_group_memory(config.group_fd)
-        .map_err(rank_error("cannot open the group's memory"))?;
-    let reducer_config = ReducerConfig {
-        bucket_bytes: spec.ddp.bucket_mib as usize * MIB,
-        first_bucket_bytes: spec.ddp.first_bucket_mib as usize * MIB,
-        reduction: match spec.ddp.reduction {
-            Reduction::Fast => lockstep_ddp::Reduction::Fast,
-            Reduction::FixedTree => lockstep_ddp::Reduction::FixedTree,
-        },
-        max_grains: spec.train.global_batch.div_ceil(spec.train.micro_batch) as usize,
-        timeout: spec.collective_timeout(),
-        metric_count: MAX_METRICS,
-    };
-    let rank = usize::try_from(config.rank.0).unwrap_or(usize::MAX);
-    let world = config.world_size as usize;
-    let (layout, record) = (Arc::clone(layout), Arc::clone(position.record()));
-    thread::Builder::new()
-        .name("group-forming".to_owned())
-        .spawn(move || Reducer::new(group_memory, rank, world, layout, reducer_config, record))
-        .map_err(rank_error("cannot start a thread"))
 }
 
 fn open_guests(config: &RankConfig, link: &AgentLink) -> Result<Opened, Failure> {

@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockstep_api::{MAX_SPANS, Phase, Rank, RankMessage, Span, SpanKind, Step, StepSpans, TraceSpec};
+use lockstep_ddp::BucketSpan;
 use lockstep_shm::monotonic_ns;
 
 use crate::link::AgentLink;
@@ -21,15 +22,6 @@ use crate::link::AgentLink;
 const SEND_EVERY: Duration = Duration::from_millis(50);
 /// Most steps of one attempt that a rank sends: what the server has to keep of a job is bounded.
 const MAX_STEPS: u64 = 10_000;
-
-/// When a bucket was full, when its reduction was launched and when it was done, by [`monotonic_ns`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BucketTimes {
-    pub(crate) bucket: usize,
-    pub(crate) ready_ns: u64,
-    pub(crate) launched_ns: u64,
-    pub(crate) done_ns: u64,
-}
 
 /// Records spans. Clones write to the same ring.
 #[derive(Debug, Clone)]
@@ -94,7 +86,7 @@ impl Timeline {
     }
 
     /// The buckets of the step that has just been reduced.
-    pub(crate) fn buckets(&self, buckets: impl Iterator<Item = BucketTimes>) {
+    pub(crate) fn buckets(&self, buckets: &[BucketSpan]) {
         if self.shared.spec.is_on() {
             self.lock().buckets(buckets);
         }
@@ -271,8 +263,8 @@ impl Recorder {
         self.add(SpanKind::Step, None, since_ns, now_ns);
     }
 
-    fn buckets(&mut self, buckets: impl Iterator<Item = BucketTimes>) {
-        for BucketTimes { bucket, ready_ns, launched_ns, done_ns } in buckets {
+    fn buckets(&mut self, buckets: &[BucketSpan]) {
+        for &BucketSpan { bucket, ready_ns, launched_ns, done_ns } in buckets {
             let index = i32::try_from(bucket).ok();
             self.add(SpanKind::BucketQueue, index, ready_ns, launched_ns);
             self.add(SpanKind::BucketReduce, index, launched_ns, done_ns);

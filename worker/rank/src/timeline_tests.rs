@@ -95,13 +95,13 @@ fn buckets_wait_for_their_turn_and_are_reduced() {
     recorder.enter(Phase::Data, 0);
     recorder.enter(Phase::Backward, 0);
     recorder.enter(Phase::Reduce, 100);
-    let times = |bucket, ready_ns| BucketTimes {
+    let times = |bucket, ready_ns| BucketSpan {
         bucket,
         ready_ns,
         launched_ns: ready_ns + 5,
         done_ns: ready_ns + 30,
     };
-    recorder.buckets([times(0, 40), times(1, 60)].into_iter());
+    recorder.buckets(&[times(0, 40), times(1, 60)]);
     recorder.close(120);
     let expected = [
         "step 0..120",

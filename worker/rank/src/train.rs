@@ -113,9 +113,10 @@ impl Trainer {
             self.run_grain(step, grain, &batch, &samples)?;
         }
         self.position.enter(Phase::Reduce);
-        let votes = Votes { stop: self.link.is_stop_requested(), non_finite: false };
+        let votes = Votes { stop: self.link.is_stop_requested(), ..Votes::default() };
         let outcome = self.ready.reducer.finish_step(votes);
         let outcome = outcome.map_err(|error| Failure::of_group(&error))?;
+        self.position.timeline().buckets(&outcome.buckets);
         self.finish_statistics(total)?;
         Ok(outcome)
     }

@@ -88,6 +88,18 @@ impl OwnArena {
         unsafe { slice::from_raw_parts_mut(first, range.len()) }
     }
 
+    /// The numbers of arena 0 from float `first` on, seen as f64.
+    ///
+    /// # Panics
+    /// If `first` is odd, or [`OwnArena::floats_mut`] would.
+    pub fn doubles_mut(&mut self, first: usize, len: usize) -> &mut [f64] {
+        assert!(first.is_multiple_of(2), "an f64 at float {first} is not aligned");
+        let start = self.checked(0, &(first..first + 2 * len));
+        // SAFETY: as in `floats_mut`; arenas begin on pages, so an even float is aligned, and any bits
+        // are an f64.
+        unsafe { slice::from_raw_parts_mut(start.cast(), len) }
+    }
+
     /// `into += from` over `range` of two arenas.
     ///
     /// # Panics

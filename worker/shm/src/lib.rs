@@ -21,6 +21,7 @@ mod mapping;
 mod node_arenas;
 mod record;
 mod reduce;
+mod socket;
 
 pub use arena::{ArenaShape, Lease, OwnArena};
 pub use buffer::Buffer;
@@ -35,3 +36,4 @@ pub use mapping::{Mapping, PAGE_BYTES, page_aligned};
 pub use node_arenas::{NodeArenas, Source, Span};
 pub use record::{FlightPosition, FlightReader, FlightRecord, monotonic_ns};
 pub use reduce::{CHUNK_LEN, Found, Reduce, SumOp, Term};
+pub use socket::inherited_socket;

@@ -18,7 +18,7 @@ use rustix::{
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
 
-use crate::{ArenaShape, OwnArena, NodeArenas};
+use crate::{ArenaShape, NodeArenas, OwnArena};
 
 /// Everything that is laid out in a mapping starts at a multiple of this.
 pub const PAGE_BYTES: usize = 4096;
@@ -139,7 +139,10 @@ impl Mapping {
         if self.floats_taken.swap(true, Ordering::AcqRel) {
             return Err(io::Error::other("the floats of this mapping are already taken"));
         }
-        Ok((OwnArena::new(Arc::clone(self), shape, own), NodeArenas::new(Arc::clone(self), shape, own)))
+        Ok((
+            OwnArena::new(Arc::clone(self), shape, own),
+            NodeArenas::new(Arc::clone(self), shape, own),
+        ))
     }
 
     /// The first float of the arena of (`rank`, `slot`), for `arena` and `sum` only.

@@ -83,6 +83,18 @@ impl NodeArenas {
         unsafe { slice::from_raw_parts_mut(base.add(first), len) }
     }
 
+    /// All floats of own arena 0 under the lease, between two collectives on them.
+    ///
+    /// # Panics
+    /// If arena 0 is not under it.
+    pub fn floats_mut(&mut self, lease: &Lease) -> &mut [f32] {
+        let range = lease.range();
+        let (first, _) = self.checked(lease, Span::floats(range.clone()), &(0..range.len()));
+        let base = self.base(self.own, 0);
+        // SAFETY: as in `bytes_mut`; floats begin at multiples of their size.
+        unsafe { slice::from_raw_parts_mut(base.add(first).cast(), range.len()) }
+    }
+
     /// Gives the numbers `part` of own arena 0 to all other ranks of the node.
     ///
     /// # Panics
@@ -118,12 +130,7 @@ impl NodeArenas {
     }
 
     /// Checks everything that pointers rely on; the answer is first byte and number of bytes.
-    pub(crate) fn checked(
-        &self,
-        lease: &Lease,
-        span: Span,
-        part: &Range<usize>,
-    ) -> (usize, usize) {
+    pub(crate) fn checked(&self, lease: &Lease, span: Span, part: &Range<usize>) -> (usize, usize) {
         let (held, size) = (lease.range(), span.dtype.bytes());
         let first = span.first * size_of::<f32>();
         let end = first + span.bytes();

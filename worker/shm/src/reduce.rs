@@ -7,9 +7,7 @@ use std::{mem, ops::Range};
 use half::{bf16, f16};
 
 use crate::{
-    Combine, Dtype, Lease, NodeArenas, Source, Span,
-    copy::copy_by_pointer,
-    dtype::Element,
+    Combine, Dtype, Lease, NodeArenas, Source, Span, copy::copy_by_pointer, dtype::Element,
 };
 
 /// Numbers combined at a time: two of these and a source fit into the first-level cache.
@@ -120,12 +118,7 @@ impl NodeArenas {
         }
     }
 
-    fn run<E: Element>(
-        &mut self,
-        lease: &Lease,
-        reduce: &Reduce<'_>,
-        mut sink: Sink<'_>,
-    ) -> Found {
+    fn run<E: Element>(&mut self, lease: &Lease, reduce: &Reduce<'_>, mut sink: Sink<'_>) -> Found {
         let (first, _) = self.checked(lease, reduce.span, &reduce.part);
         let depth = self.checked_depth(lease, reduce);
         let mut stacks = mem::take(&mut self.stacks);

@@ -10,7 +10,8 @@ use std::{
 };
 
 use lockstep_shm::{
-    ArenaShape, CONTROL_BYTES, Lease, Mapping, NodeArenas, OwnArena, Waited, create_group_memory, group_memory_bytes, inherited_group_memory, size_group_memory, wait_until,
+    ArenaShape, CONTROL_BYTES, Lease, Mapping, NodeArenas, OwnArena, Waited, create_group_memory,
+    group_memory_bytes, inherited_group_memory, inherited_socket, size_group_memory, wait_until,
     wake_all,
 };
 use proptest::prelude::*;
@@ -134,4 +135,17 @@ fn a_wait_ends_at_its_deadline() {
     let deadline = started + Duration::from_millis(50);
     while wait_until(map.u32_at(0), 0, deadline) != Waited::TimedOut {}
     assert!(Duration::from_millis(50) <= started.elapsed());
+}
+
+#[test]
+fn an_inherited_socket_is_taken_over_once_and_nothing_else_is_taken_for_one() {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    let fd = std::os::fd::IntoRawFd::into_raw_fd(socket);
+    let taken = std::net::TcpListener::from(inherited_socket(fd).unwrap());
+    assert_eq!(taken.local_addr().unwrap(), address);
+    assert!(inherited_socket(fd).unwrap_err().to_string().ends_with("was taken over before"));
+    let memory = create_group_memory().unwrap();
+    assert!(inherited_socket(memory.as_raw_fd()).is_err());
+    assert!(inherited_socket(987_654).is_err());
 }

@@ -5,8 +5,8 @@ use std::{ops::Range, os::fd::OwnedFd, sync::Arc};
 
 use half::{bf16, f16};
 use lockstep_shm::{
-    ArenaShape, Buffer, CONTROL_BYTES, Combine, Dtype, Found, Mapping, NodeArenas, OwnArena, Reduce,
-    Source, Span, SumOp, Term, create_group_memory, size_group_memory,
+    ArenaShape, Buffer, CONTROL_BYTES, Combine, Dtype, Found, Mapping, NodeArenas, OwnArena,
+    Reduce, Source, Span, SumOp, Term, create_group_memory, size_group_memory,
 };
 use proptest::prelude::*;
 
@@ -200,8 +200,7 @@ fn check<N: Number>(ranks: usize, len: usize, part: Range<usize>, seed: u64, com
         N::drawn(((index * 8 + rank + 1) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ seed)
     };
     let mut all: Vec<_> = (0..ranks).map(|rank| mapped(&fd, shape, rank)).collect();
-    let leases: Vec<_> =
-        all.iter_mut().map(|(own, _)| own.lease(0..1, 16..2 * len + 64)).collect();
+    let leases: Vec<_> = all.iter_mut().map(|(own, _)| own.lease(0..1, 16..2 * len + 64)).collect();
     for (rank, (_, arenas)) in all.iter_mut().enumerate() {
         put(arenas.bytes_mut(&leases[rank], span, 0..len), (0..len).map(|at| value(rank, at)));
     }

@@ -139,12 +139,34 @@ pub struct DdpSpec {
     pub first_bucket_mib: u32,
     /// In which order gradients are added.
     pub reduction: Reduction,
+    /// How ranks reach each other.
+    pub transport: Transport,
+    /// Whether what ranks say over TCP is encrypted. It is authenticated in any case.
+    pub encrypt: bool,
 }
 
 impl Default for DdpSpec {
     fn default() -> Self {
-        Self { bucket_mib: 25, first_bucket_mib: 1, reduction: Reduction::Fast }
+        Self {
+            bucket_mib: 25,
+            first_bucket_mib: 1,
+            reduction: Reduction::Fast,
+            transport: Transport::Auto,
+            encrypt: false,
+        }
     }
+}
+
+/// How ranks reach each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    /// On one node if one has room, else over as few as possible: shared memory within a node, TCP between nodes.
+    Auto,
+    /// On one node, through shared memory.
+    Shm,
+    /// TCP between all ranks, those of one node as well.
+    Tcp,
 }
 
 /// In which order gradients are added.

@@ -32,6 +32,13 @@ pub enum Event {
 /// What a node says about an attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Word {
+    /// A rank's socket listens, and it is written down where.
+    RankListens {
+        /// Which.
+        rank: Rank,
+    },
+    /// Everything is there that the node's ranks need.
+    Prepared,
     /// A rank's process runs.
     RankStarted {
         /// Which.

@@ -98,14 +98,16 @@ pub(crate) struct Tended {
     pub(crate) job_id: JobId,
     pub(crate) state: AttemptState,
     pub(crate) lease_expires_at: DateTime<Utc>,
+    pub(crate) rendezvous_by: Option<DateTime<Utc>>,
 }
 
-/// All attempts that have not ended.
+/// All attempts that have not ended. A rendezvous is over once ranks have been started.
 pub(crate) async fn unfinished(db: &mut PgConnection) -> sqlx::Result<Vec<Tended>> {
     query_as!(
         Tended,
         r#"SELECT attempt_id AS "id: AttemptId", job_id AS "job_id: JobId", state AS "state: AttemptState",
-                  lease_expires_at
+                  lease_expires_at,
+                  CASE WHEN state = 'placing' THEN rendezvous_by END AS rendezvous_by
            FROM attempt WHERE state <> 'ended' ORDER BY attempt_id"#
     )
     .fetch_all(db)
@@ -173,13 +175,15 @@ pub(crate) async fn held_slots(
     Ok(rows.into_iter().map(|row| (row.node_id, row.device, row.slot_index)).collect())
 }
 
-/// Nobody could renew a lease while no server was there.
+/// Nobody could renew a lease while no server was there, nor say where a rank listens.
 pub(crate) async fn extend_leases(
     db: &mut PgConnection,
     lease_expires_at: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     query!(
-        "UPDATE attempt SET lease_expires_at = greatest(lease_expires_at, $1)
+        "UPDATE attempt
+         SET lease_expires_at = greatest(lease_expires_at, $1),
+             rendezvous_by = CASE WHEN rendezvous_by IS NOT NULL THEN greatest(rendezvous_by, $1) END
          WHERE attempt_id IN (SELECT attempt_id FROM attempt WHERE state <> 'ended' ORDER BY attempt_id FOR UPDATE)",
         lease_expires_at,
     )

@@ -1,6 +1,7 @@
 //! Everything the database knows of attempts and their ranks. No other module names these tables.
 
 mod held;
+mod network;
 mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,7 @@ use lockstep_api::{
     AttemptId, AttemptOutcome, AttemptState, CheckpointId, DeviceKind, Generation, JobId, NodeId,
     Phase, ProjectId, Rank, RankExit, RankPosition, Step,
 };
-use lockstep_core::{Attempt, Gang, Member, Place, Placed, Stage};
+use lockstep_core::{Attempt, Gang, Member, Place, Placed, Readiness, Stage};
 use sqlx::types::Uuid;
 use sqlx::{PgConnection, query, query_scalar};
 
@@ -20,6 +21,7 @@ pub(crate) use held::{
     at_work, extend_leases, held_after_end, held_slots, hold_fence, holding_nodes, of_node, renew,
     unfinished,
 };
+pub(crate) use network::{Peer, peers, record_endpoints, record_prepared};
 pub(crate) use read::{Assigned, Branch, assigned, branch, newest, steps_done, views};
 
 /// An attempt whose row this transaction holds.
@@ -71,6 +73,7 @@ pub(crate) async fn lock(
             outcome    AS "outcome: AttemptOutcome",
             steps_done AS "steps_done: Step",
             lease_expires_at,
+            rendezvous_by,
             stop_requested_at,
             first_step_at
         FROM attempt WHERE attempt_id = ANY($1) ORDER BY attempt_id FOR UPDATE
@@ -96,6 +99,7 @@ pub(crate) async fn lock(
             generation: row.generation,
             lease_expires_at: row.lease_expires_at,
             members: members.remove(&row.id).unwrap_or_default(),
+            rendezvous_by: row.rendezvous_by,
             suspect: suspects.remove(&row.id),
         };
         LockedAttempt {
@@ -121,6 +125,8 @@ async fn members(
             rank       AS "rank: Rank",
             node_id    AS "node_id: NodeId",
             node.name  AS node_name,
+            endpoints IS NOT NULL   AS "listens!",
+            prepared_at IS NOT NULL AS "is_prepared!",
             exit_code, signal, finished_at, released_at
         FROM group_member JOIN node USING (node_id)
         WHERE attempt_id = ANY($1)
@@ -137,7 +143,8 @@ async fn members(
             (Some(_), None, Some(0), None) => Place::Left,
             (Some(_), None, ..) => Place::Gone,
         };
-        let member = Member { node: row.node_id, node_name: row.node_name, place };
+        let readiness = Readiness { listens: row.listens, is_prepared: row.is_prepared };
+        let member = Member { node: row.node_id, node_name: row.node_name, place, readiness };
         members.entry(row.attempt_id).or_default().insert(row.rank, member);
     }
     Ok(members)
@@ -153,6 +160,7 @@ pub(crate) struct NewAttempt<'a> {
     pub(crate) attempt_key: &'a str,
     pub(crate) resume: Option<(CheckpointId, Step)>,
     pub(crate) lease_expires_at: DateTime<Utc>,
+    pub(crate) rendezvous_by: Option<DateTime<Utc>>,
     pub(crate) places: &'a [Placed],
 }
 
@@ -170,14 +178,16 @@ pub(crate) async fn insert(
         attempt_key,
         resume,
         lease_expires_at,
+        rendezvous_by,
         places,
     } = attempt;
     let first_step = resume.map_or(Step(0), |(_, step)| step);
     query!(
         "INSERT INTO attempt (attempt_id, project_id, job_id, number, generation, state, attempt_key,
-                              resume_checkpoint_id, first_step, steps_done, lease_expires_at, created_at)
+                              resume_checkpoint_id, first_step, steps_done, lease_expires_at, rendezvous_by,
+                              created_at)
          VALUES ($1, $2, $3, (SELECT 1 + coalesce(max(number), 0) FROM attempt WHERE job_id = $3), $4, 'placing', $5,
-                 $6, $7, $7, $8, $9)",
+                 $6, $7, $7, $8, $9, $10)",
         id as AttemptId,
         project_id as ProjectId,
         job_id as JobId,
@@ -186,20 +196,22 @@ pub(crate) async fn insert(
         resume.map(|(id, _)| id.0),
         first_step as Step,
         lease_expires_at,
+        rendezvous_by,
         now,
     )
     .execute(&mut *db)
     .await?;
-    for Placed { rank, node, device, index } in places {
+    for Placed { rank, node, device, index, memory_index } in places {
         query!(
-            "INSERT INTO group_member (project_id, attempt_id, rank, node_id, device, slot_index)
-             VALUES ($1, $2, $3, $4, $5, $6)",
+            "INSERT INTO group_member (project_id, attempt_id, rank, node_id, device, slot_index, memory_index)
+             VALUES ($1, $2, $3, $4, $5, $6, $7)",
             project_id as ProjectId,
             id as AttemptId,
             *rank as Rank,
             *node as NodeId,
             *device as DeviceKind,
             index,
+            memory_index,
         )
         .execute(&mut *db)
         .await?;

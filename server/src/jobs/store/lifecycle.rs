@@ -130,7 +130,11 @@ pub(crate) async fn queue(db: &mut PgConnection) -> sqlx::Result<Vec<QueuedJob>>
     let jobs = rows.into_iter().map(|row| QueuedJob {
         id: row.id,
         organisation_id: row.organisation_id,
-        request: Request { ranks: row.spec.0.gang.ranks, slot: row.spec.0.gang.slot },
+        request: Request {
+            ranks: row.spec.0.gang.ranks,
+            slot: row.spec.0.gang.slot,
+            transport: row.spec.0.ddp.transport,
+        },
         waiting: row.waiting,
     });
     Ok(jobs.collect())

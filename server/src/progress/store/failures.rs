@@ -75,7 +75,9 @@ pub(crate) async fn suspects(
         SELECT DISTINCT ON (attempt_id)
             attempt_id AS "attempt_id: AttemptId", code AS "code: FailureCode", rank AS "rank: Rank",
             node_id AS "node_id: NodeId", signal, exit_code, step AS "step: Step", phase AS "phase: Phase", message,
-            evidence AS "evidence: Json<Value>", at
+            evidence AS "evidence: Json<Value>", at,
+            ARRAY(SELECT DISTINCT t.node_id FROM failure AS t
+                  WHERE t.attempt_id = failure.attempt_id AND t.node_id IS NOT NULL) AS "told_by!"
         FROM failure
         WHERE attempt_id = ANY($1)
           AND NOT EXISTS (SELECT FROM failure AS v WHERE v.attempt_id = failure.attempt_id AND NOT v.is_effect)
@@ -103,7 +105,8 @@ pub(crate) async fn suspects(
             evidence: row.evidence.0,
         };
         let failure = Failure { report, node: row.node_id };
-        (row.attempt_id, Suspect { since: row.at, failure })
+        let told_by = row.told_by.into_iter().map(NodeId).collect();
+        (row.attempt_id, Suspect { since: row.at, failure, told_by })
     });
     Ok(suspects.collect())
 }

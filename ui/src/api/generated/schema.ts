@@ -589,6 +589,20 @@ export interface components {
             /** @enum {string} */
             arch: "vit";
         });
+        /**
+         * @description How the ranks of an attempt reach each other over TCP.
+         *
+         *     The agent binds a socket for each of its ranks, says where they listen ([`Report::RankListens`]) and, once everything
+         *     is there that they need, [`Report::Prepared`]. When every node has said both, `endpoints` appears and ranks are started.
+         */
+        AssignedNetwork: {
+            /** @description Where each rank listens, in order of rank: candidates as `ip:port`, best first. Absent until all are ready. */
+            endpoints?: string[][] | null;
+            /** @description Which ranks share a group memory: contiguous, in order, every rank once. */
+            nodes: components["schemas"]["Rank"][][];
+            /** @description Whether its nodes are on several hosts: then a loopback address reaches nobody. */
+            spans_hosts: boolean;
+        };
         /** @description The ranks of one attempt on one node. */
         Assignment: {
             /** @description The attempt. */
@@ -603,6 +617,7 @@ export interface components {
             is_stopping: boolean;
             /** @description The job. */
             job_id: components["schemas"]["JobId"];
+            network?: components["schemas"]["AssignedNetwork"] | null;
             /** @description The ranks on this node, in order; `slot_index[i]` belongs to `ranks[i]`. */
             ranks: components["schemas"]["Rank"][];
             resume?: components["schemas"]["ResumeFrom"] | null;
@@ -976,6 +991,11 @@ export interface components {
              */
             bucket_mib: number;
             /**
+             * @description Whether what ranks say over TCP is encrypted. It is authenticated in any case.
+             * @default false
+             */
+            encrypt: boolean;
+            /**
              * Format: int32
              * @description Ceiling of the first bucket, MiB, so that communication starts early.
              * @default 1
@@ -986,6 +1006,11 @@ export interface components {
              * @default fast
              */
             reduction: components["schemas"]["Reduction"];
+            /**
+             * @description How ranks reach each other.
+             * @default auto
+             */
+            transport: components["schemas"]["Transport"];
         };
         /**
          * @description What kind of device a slot is.
@@ -1053,7 +1078,7 @@ export interface components {
          * @description What broke: the code of a verdict.
          * @enum {string}
          */
-        FailureCode: "peer_gone" | "not_entered" | "node_lost" | "rendezvous_timeout" | "plan_mismatch" | "non_finite" | "guest_trap" | "guest_time_limit" | "guest_memory_limit" | "guest_stack_overflow" | "guest_output_limit" | "guest_shape" | "guest_error" | "prepare_failed" | "checkpoint_failed" | "rank_error";
+        FailureCode: "peer_gone" | "not_entered" | "node_lost" | "rendezvous_timeout" | "interface_unreachable" | "plan_mismatch" | "non_finite" | "guest_trap" | "guest_time_limit" | "guest_memory_limit" | "guest_stack_overflow" | "guest_output_limit" | "guest_shape" | "guest_error" | "prepare_failed" | "checkpoint_failed" | "rank_error";
         /**
          * Format: uuid
          * @description One verdict on something that broke.
@@ -1910,6 +1935,8 @@ export interface components {
         PollRequest: {
             /** @description A random number drawn at the agent's start. A new one means that its ranks are gone. */
             boot_id: string;
+            /** @description Which machine and network namespace it is in: agents that say the same reach each other's loopback addresses. */
+            host: string;
             /** @description What the node offers now. */
             inventory: components["schemas"]["Inventory"];
             /**
@@ -2065,6 +2092,16 @@ export interface components {
         };
         /** @description What happened to ranks of an attempt. */
         Report: {
+            /** @description Where others reach it: 1 to 16 candidates as `ip:port`, best first. */
+            endpoints: string[];
+            /** @enum {string} */
+            kind: "rank_listens";
+            /** @description Which. */
+            rank: components["schemas"]["Rank"];
+        } | {
+            /** @enum {string} */
+            kind: "prepared";
+        } | {
             /** @enum {string} */
             kind: "rank_started";
             /**
@@ -2450,6 +2487,11 @@ export interface components {
              */
             threads?: number;
         };
+        /**
+         * @description How ranks reach each other.
+         * @enum {string}
+         */
+        Transport: "auto" | "shm" | "tcp";
         /** @description Vision transformer, in torchvision's terms. Exact GELU, layer norms with eps 1e-6. */
         VitSpec: {
             /**

@@ -226,9 +226,10 @@ impl Course {
         self.kill_at = Some(self.kill_at.map_or(at, |old| old.min(at)));
     }
 
-    /// Whether the report names other ranks of this node as missing.
+    /// Whether the report names other ranks as missing and one of this node may be the cause: itself missing, or the
+    /// reason why one of another node left.
     fn complains_of_others(&self, by: Rank, report: &FailureReport) -> bool {
-        missing_ranks(report).any(|rank| rank != by && self.ranks.contains_key(&rank))
+        1 < self.ranks.len() && missing_ranks(report).any(|rank| rank != by)
     }
 }
 

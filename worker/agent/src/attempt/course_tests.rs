@@ -69,6 +69,19 @@ fn a_complaint_of_missing_ranks_is_an_effect_when_one_of_them_was_killed() {
 }
 
 #[test]
+fn a_complaint_of_another_nodes_rank_is_held_if_one_here_may_be_the_cause() {
+    let (mut course, now) = course(2);
+    assert_eq!(reports(&course.step(failed(0, FailureCode::PeerGone, &[7]), now)), [""; 0]);
+    let actions = course.step(gone(1, exit(None, Some(9))), now);
+    assert_eq!(reports(&actions), ["peer_gone", "peer_gone", "exited", "kill"]);
+    let Action::Report(Report::Failed(verdict)) = &actions[0] else { panic!("{actions:?}") };
+    assert_eq!(verdict.rank, Some(Rank(1)), "the death goes first");
+    let (mut alone, now) = self::course(1);
+    let actions = alone.step(failed(0, FailureCode::PeerGone, &[7]), now);
+    assert_eq!(reports(&actions), ["peer_gone"], "nobody here could be the cause");
+}
+
+#[test]
 fn a_complaint_that_no_death_explains_becomes_the_verdict_after_a_moment() {
     let (mut course, now) = course(2);
     course.step(failed(0, FailureCode::NotEntered, &[1]), now);

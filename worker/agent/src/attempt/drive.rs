@@ -18,13 +18,15 @@ use tokio::time::Instant;
 use super::checkpoints::{Checkpoints, Outcome, Written};
 use super::course::{Action, Course, Ending, Gone, Graces, Input, missing_ranks, own_failure};
 use super::link::{Heard, Socket, serve};
+use super::meet::{self, Seat};
 use super::positions::{Positions, process_state};
 use super::prepare::{PrepareError, Ready, folder_of, prepare};
 use super::process::{RankProcess, Watch, feed};
 use super::reporter::Reporter;
+use crate::folder::WorkFolder;
 use crate::gang::{Order, fence_of};
 use crate::node::{Node, Note, blocking};
-use crate::spawn::GangCommand;
+use crate::spawn::{GangCommand, Started};
 use lockstep_service::chain;
 
 /// Messages of ranks that wait for the attempt's task. When it is full, ranks wait.
@@ -42,6 +44,8 @@ pub(crate) struct Told {
     pub(crate) order: Order,
     /// Why the ranks must die, if the server does not know.
     pub(crate) verdict: Option<FailureReport>,
+    /// Where every rank of the attempt listens, once all are ready.
+    pub(crate) endpoints: Option<Vec<Vec<String>>>,
 }
 
 /// The whole life of an attempt on this node. Its last report is in the spool when this returns.
@@ -55,7 +59,7 @@ pub(crate) async fn run(
     let mut reporter = Reporter::new(node.clone(), fence);
     let folder = folder_of(&node, &assignment);
     let ready = tokio::select! {
-        ready = prepare(&node, &assignment, &folder) => Some(ready),
+        ready = get_ready(&node, &assignment, &folder, told.clone(), &mut reporter) => Some(ready),
         () = no_longer_run(&mut told) => None,
     };
     let ending = match ready {
@@ -69,8 +73,10 @@ pub(crate) async fn run(
             could_not_prepare(&node, fence, &error, &mut reporter);
             Ending::Stopped
         }
-        Some(Ok(ready)) => {
-            match Drive::start(node.clone(), &assignment, &ready, &positions, reporter).await {
+        Some(Ok((ready, seats))) => {
+            let started =
+                Drive::start(node.clone(), &assignment, (&ready, seats), &positions, reporter);
+            match started.await {
                 Ok(drive) => {
                     let ending;
                     (reporter, ending) = drive.until_over(told, &ready).await;
@@ -94,6 +100,19 @@ pub(crate) async fn run(
     }
 }
 
+/// Everything that must be there before a rank starts: sockets, files, and the other nodes.
+async fn get_ready(
+    node: &Arc<Node>,
+    assignment: &Assignment,
+    folder: &WorkFolder,
+    mut told: watch::Receiver<Told>,
+    reporter: &mut Reporter,
+) -> Result<(Ready, Vec<Seat>), PrepareError> {
+    let sockets = meet::listen(node, assignment, reporter).await?;
+    let ready = prepare(node, assignment, folder).await?;
+    Ok((ready, meet::seats(assignment, sockets, &mut told, reporter).await))
+}
+
 async fn no_longer_run(told: &mut watch::Receiver<Told>) {
     if told.wait_for(|told| told.order != Order::Run).await.is_err() {
         // The session is gone; so is everything else in a moment.
@@ -107,7 +126,7 @@ fn could_not_prepare(node: &Node, fence: Fence, error: &PrepareError, reporter: 
     if error.is_fenced() {
         lost(node, fence);
     } else {
-        reporter.report(Report::Failed(own_failure(FailureCode::PrepareFailed, text)));
+        reporter.report(Report::Failed(own_failure(error.code(), text)));
     }
 }
 
@@ -140,7 +159,7 @@ impl Drive {
     async fn start(
         node: Arc<Node>,
         assignment: &Assignment,
-        ready: &Ready,
+        (ready, seats): (&Ready, Vec<Seat>),
         positions: &Arc<Positions>,
         reporter: Reporter,
     ) -> Result<Self, (anyhow::Error, Reporter)> {
@@ -167,7 +186,7 @@ impl Drive {
             socket_path,
         };
         drive.tasks.spawn(upload);
-        match drive.start_ranks(assignment, ready, (hear, line, go), stopped).await {
+        match drive.start_ranks(assignment, (ready, seats), (hear, line, go), stopped).await {
             Ok(()) => Ok(drive),
             Err(error) => Err((error, drive.reporter)),
         }
@@ -176,29 +195,32 @@ impl Drive {
     async fn start_ranks(
         &mut self,
         assignment: &Assignment,
-        ready: &Ready,
+        (ready, seats): (&Ready, Vec<Seat>),
         (hear, line, go): (mpsc::Sender<Heard>, mpsc::Sender<ReportedLine>, mpsc::Sender<Gone>),
         stopped: watch::Receiver<bool>,
     ) -> anyhow::Result<()> {
         let mut socket = Socket::bind(self.socket_path.clone())?;
+        let (inherited, networks): (Vec<_>, Vec<_>) =
+            seats.into_iter().map(|seat| (seat.inherited, seat.network)).unzip();
         let gang = self.node.spawner.gang(GangCommand {
             program: self.node.places.rank_binary.clone(),
             args: vec!["train".to_owned()],
             folder: ready.folder.clone(),
-            count: assignment.ranks.len(),
+            members: inherited,
         });
         let gang =
             gang.await.with_context(|| format!("cannot start {}", self.node.places.rank_binary))?;
         let mut feeds = Vec::new();
-        for (local_rank, (rank, mut child)) in
-            assignment.ranks.iter().copied().zip(gang.children).enumerate()
+        let started = gang.members.into_iter().zip(networks);
+        for (local_rank, (rank, (Started { mut child, group_fd }, network))) in
+            assignment.ranks.iter().copied().zip(started).enumerate()
         {
             let config = ready.config(
                 &self.node,
                 assignment,
                 local_rank,
                 socket.path.as_str(),
-                gang.group_fd,
+                (group_fd, network),
             );
             let config = serde_json::to_vec(&config).context("a rank's settings as JSON")?;
             feeds.push(feed(child.stdin.take(), config));

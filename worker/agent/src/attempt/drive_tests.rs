@@ -16,6 +16,7 @@ use lockstep_shm::FlightRecord;
 use super::*;
 use crate::cache::Cache;
 use crate::gang::tests::{assignment, fence};
+use crate::network::Reach;
 use crate::node::{Places, Server};
 use crate::spawn::Spawner;
 use crate::spool::Spool;
@@ -44,7 +45,8 @@ impl Bench {
 
     #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
     fn on((node, assignment, _, folder): TestNode) -> Self {
-        let (told, receiver) = watch::channel(Told { order: Order::Run, verdict: None });
+        let (told, receiver) =
+            watch::channel(Told { order: Order::Run, verdict: None, endpoints: None });
         let positions = Arc::new(Positions::default());
         let task = run(node.clone(), assignment.clone(), receiver, positions.clone());
         let task = tokio::spawn(task);
@@ -52,7 +54,7 @@ impl Bench {
     }
 
     fn tell(&self, order: Order) {
-        self.told.send_replace(Told { order, verdict: None });
+        self.told.send_modify(|told| told.order = order);
     }
 
     /// Waits for a report.
@@ -140,6 +142,12 @@ pub(crate) fn test_node(
         spawner: Spawner::start().unwrap(),
         clock: Clock::system(),
         places,
+        reach: Reach {
+            node_name: "alpha".to_owned(),
+            host: "one".to_owned(),
+            advertised: None,
+            server: "http://127.0.0.1:9".to_owned(),
+        },
         notes,
     };
     (Arc::new(node), assignment, noted, folder)
@@ -159,6 +167,8 @@ fn rank_program(folder: &camino::Utf8Path) -> Utf8PathBuf {
 /// A report in a few words.
 pub(crate) fn short(report: &Report) -> String {
     match report {
+        Report::RankListens { rank, .. } => format!("listens {rank}"),
+        Report::Prepared => "prepared".to_owned(),
         Report::RankStarted { rank, .. } => format!("started {rank}"),
         Report::GroupFormed { .. } => "formed".to_owned(),
         Report::Steps { steps } => format!("steps {}", steps.len()),
@@ -313,13 +323,16 @@ async fn an_attempt_that_waits_for_its_files_can_be_taken_back() {
     // How far it has come when it is taken back differs from round to round.
     for _ in 0..50 {
         let bench = Bench::start("finish", 1, false);
-        bench.told.send_replace(Told {
-            order: Order::Kill,
-            verdict: Some(own_failure(FailureCode::NodeLost, "the node leaves".to_owned())),
+        bench.told.send_modify(|told| {
+            told.order = Order::Kill;
+            told.verdict = Some(own_failure(FailureCode::NodeLost, "the node leaves".to_owned()));
         });
         assert_eq!(shorts(&bench.end().await), ["failed node_lost", "stopped"]);
     }
 }
+
+#[path = "meet_tests.rs"]
+mod meet_tests;
 
 /// Not a test: the other side of the tests above. Says nothing and passes when it is run as one.
 #[test]
@@ -345,8 +358,16 @@ fn act(config: &RankConfig) -> i32 {
         answers.read_line(&mut line).unwrap();
         serde_json::from_str::<AgentMessage>(&line).ok()
     };
+    if config.network.is_some() {
+        meet_tests::look_at_what_was_inherited(config);
+    }
     begin(config, &mut say);
     match config.spec.name.as_str() {
+        "meet" => {
+            meet_tests::compare_memories(config);
+            say(&RankMessage::Done);
+            i32::from(hear() != Some(AgentMessage::Released))
+        }
         "finish" => {
             if config.rank == Rank(0) {
                 (0..1200).for_each(|step| say(&RankMessage::Step(step_report(step))));

@@ -1,12 +1,13 @@
 //! One attempt on this node, from fetching its files to reporting that its ranks are gone.
 //!
-//! `course` decides (pure), `drive` acts; `prepare` fetches, `link` talks with the ranks, `process` watches them,
+//! `course` decides (pure), `drive` acts; `prepare` fetches, `meet` exchanges endpoints with other nodes, `link` talks with the ranks, `process` watches them,
 //! `output` reads their standard error, `reporter` batches what they say, `checkpoints` uploads.
 
 mod checkpoints;
 mod course;
 mod drive;
 mod link;
+mod meet;
 mod output;
 mod positions;
 mod prepare;

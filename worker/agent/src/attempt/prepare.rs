@@ -1,7 +1,7 @@
 //! Everything a gang needs on this node before its ranks start: components, data, a checkpoint, a socket.
 
 use camino::Utf8PathBuf;
-use lockstep_api::{Assignment, Digest, Rank, RankConfig};
+use lockstep_api::{Assignment, Digest, FailureCode, Rank, RankConfig, RankNetwork};
 use lockstep_client::Client;
 use lockstep_client::retry::{Backoff, Policy};
 
@@ -9,6 +9,7 @@ use crate::fetch::{FetchError, Fetcher, Source};
 use crate::files::private_folder;
 use crate::folder::WorkFolder;
 use crate::gang::fence_of;
+use crate::network::NetworkError;
 use crate::node::Node;
 use lockstep_service::chain;
 
@@ -39,6 +40,9 @@ pub(crate) enum PrepareError {
         /// Why.
         source: lockstep_api::DigestError,
     },
+    /// Ranks of other nodes cannot be met.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
     /// The attempt's own folder.
     #[error("cannot make the attempt's folder: {0}")]
     Folder(String),
@@ -47,6 +51,16 @@ pub(crate) enum PrepareError {
 impl PrepareError {
     fn is_retryable(&self) -> bool {
         matches!(self, Self::Fetch(FetchError::Server { source, .. }) if source.is_retryable())
+    }
+
+    /// What to call it.
+    pub(crate) fn code(&self) -> FailureCode {
+        match self {
+            Self::Network(NetworkError::Unreachable { .. }) => FailureCode::InterfaceUnreachable,
+            Self::Fetch(_) | Self::Digest { .. } | Self::Network(_) | Self::Folder(_) => {
+                FailureCode::PrepareFailed
+            }
+        }
     }
 
     /// Whether the server said that the attempt is no longer this node's.
@@ -181,7 +195,7 @@ impl Ready {
         assignment: &Assignment,
         local_rank: usize,
         socket_path: &str,
-        group_fd: i32,
+        (group_fd, network): (i32, Option<RankNetwork>),
     ) -> RankConfig {
         let rank = assignment.ranks[local_rank];
         RankConfig {
@@ -195,6 +209,7 @@ impl Ready {
             socket_path: socket_path.to_owned(),
             attempt_key: assignment.attempt_key.clone(),
             group_fd,
+            network,
             flight_record_path: self.flight_record(rank).into_string(),
             loader_path: self.loader.to_string(),
             loss_path: self.loss.to_string(),

@@ -69,12 +69,7 @@ impl CpuGroup {
     }
 
     /// The error of an exchange between nodes; everybody is told.
-    pub(super) fn mesh_failed(
-        &mut self,
-        error: MeshError,
-        op: Op,
-        started: Instant,
-    ) -> GroupError {
+    pub(super) fn mesh_failed(&mut self, error: MeshError, op: Op, started: Instant) -> GroupError {
         let words = op.words(Phase::Exchanging);
         let rank = self.rank;
         let (verdict, error) = match error {
@@ -85,9 +80,7 @@ impl CpuGroup {
             MeshError::Gone { rank } => {
                 (Verdict::Gone { rank }, GroupError::PeerGone { rank, at: self.moment(words) })
             }
-            MeshError::Verdict(verdict) => {
-                (verdict.clone(), self.told(verdict, words, started))
-            }
+            MeshError::Verdict(verdict) => (verdict.clone(), self.told(verdict, words, started)),
             MeshError::GivenUp => {
                 let verdict = self.control.verdict().unwrap_or(Verdict::Left { rank });
                 (verdict.clone(), self.told(verdict, words, started))

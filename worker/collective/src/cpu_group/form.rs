@@ -17,8 +17,8 @@ use lockstep_shm::{
 
 use crate::{
     Board, Formed, GroupError, Phase, Plan, Topology,
-    error::Moment,
     control::{Broken, Control, Extent, checked_extent},
+    error::Moment,
     net::{self, Network},
     op::{Kind, Op},
     verdict::{Report, Verdict, mismatch, ranks_of},
@@ -51,6 +51,19 @@ pub struct Join<'a> {
     pub threads_per_rank: usize,
     /// Where the rank says how far it is.
     pub record: Option<Arc<FlightRecord>>,
+}
+
+impl<'a> Join<'a> {
+    /// Of `world` ranks that share the pages of one node, each with a thread that computes and one
+    /// that communicates.
+    ///
+    /// # Panics
+    /// If there are no ranks, or too many.
+    pub fn one_node(memory: BorrowedFd<'a>, rank: usize, world: usize, timeout: Duration) -> Self {
+        let topology = Topology::one_node(world);
+        let (network, threads_per_rank, record) = (None, 2, None);
+        Self { memory, rank, topology, network, timeout, threads_per_rank, record }
+    }
 }
 
 impl CpuGroup {

@@ -91,19 +91,16 @@ impl CpuGroup {
         let (step, _) = step_of(ballots[0]);
         let grains = ballots.iter().map(|ballot| grains_of(*ballot));
         let within = |row: &usize| *row < self.board.rows();
-        let rows = grains.flatten().filter(within).map(|row| self.board.rows_of(step, row..row + 1));
+        let rows =
+            grains.flatten().filter(within).map(|row| self.board.rows_of(step, row..row + 1));
         let words = ballots.iter().flatten().copied().chain(rows.flatten());
         words.flat_map(u64::to_le_bytes).collect()
     }
 
     /// Takes in the note of another node. False when it is none.
     fn take_note(&self, node: usize, note: &[u8]) -> bool {
-        let words: Vec<u64> = note
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|word| u64::from_le_bytes(*word))
-            .collect();
+        let words: Vec<u64> =
+            note.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         let members = self.topology.members(node);
         let ballots_len = members.len() * BALLOT_WORDS;
         if !note.len().is_multiple_of(8) || words.len() < ballots_len {

@@ -25,9 +25,15 @@ pub(super) enum Payload {
     Nothing,
     Bytes(Vec<u8>),
     /// Numbers of a collective in an own arena.
-    Arena { slot: usize, numbers: Range<usize> },
+    Arena {
+        slot: usize,
+        numbers: Range<usize>,
+    },
     /// Numbers of a collective that have yet to be added up.
-    Partial { partial: usize, numbers: Range<usize> },
+    Partial {
+        partial: usize,
+        numbers: Range<usize>,
+    },
     /// The same, added up.
     Buffer(Buffer),
 }
@@ -51,10 +57,17 @@ pub(super) enum Place {
 /// How far the message that is coming in has come.
 #[derive(Debug)]
 pub(super) enum Incoming {
-    Head { bytes: [u8; Head::BYTES], filled: usize },
+    Head {
+        bytes: [u8; Head::BYTES],
+        filled: usize,
+    },
     /// The head is there; where the payload goes is not decided.
     Ready(Head),
-    Payload { head: Head, place: Place, filled: usize },
+    Payload {
+        head: Head,
+        place: Place,
+        filled: usize,
+    },
 }
 
 impl Incoming {

@@ -63,11 +63,10 @@ impl Head {
 
     /// `None` when it is no head of ours.
     pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
-        let word = |at: usize| {
-            u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
-        };
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
         let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let quarter = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
+        let quarter =
+            |at: usize| u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
         let kind = match half(4) {
             1 => Kind::Part,
             2 => Kind::Result,

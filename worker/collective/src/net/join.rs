@@ -245,7 +245,9 @@ impl Own<'_> {
         let mut state = self.handshake(&hello)?.build_responder().map_err(io::Error::other)?;
         let mut message = [0; MESSAGE_BYTES];
         stream.read_exact(&mut message)?;
-        state.read_message(&message, &mut []).map_err(|_| no("it does not know the group's key"))?;
+        state
+            .read_message(&message, &mut [])
+            .map_err(|_| no("it does not know the group's key"))?;
         state.write_message(&[], &mut message).map_err(io::Error::other)?;
         status[0] = WELCOME;
         stream.write_all(&status)?;

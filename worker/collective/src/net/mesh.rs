@@ -167,7 +167,8 @@ impl Mesh {
 
     /// Tells everybody, as far as that is possible at once, that this rank waits for others.
     pub(crate) fn say_waiting(&mut self, op: OpWords, ranks: u64) {
-        let head = Head { kind: Kind::Waiting, partial: 0, exchange: 0, op, first: ranks, bytes: 0 };
+        let head =
+            Head { kind: Kind::Waiting, partial: 0, exchange: 0, op, first: ranks, bytes: 0 };
         for connection in &mut self.connections {
             if connection.outgoing.is_empty() {
                 connection.outgoing.push_back(Outgoing { head, payload: Payload::Nothing });
@@ -181,8 +182,7 @@ impl Mesh {
     pub(crate) fn say_farewell(&mut self, verdict: &Verdict) {
         let text = verdict.to_text(NOTE_BYTES_CAP);
         let bytes = u32::try_from(text.len()).unwrap_or(0);
-        let head =
-            Head { kind: Kind::Abort, partial: 0, exchange: 0, op: [0; 2], first: 0, bytes };
+        let head = Head { kind: Kind::Abort, partial: 0, exchange: 0, op: [0; 2], first: 0, bytes };
         for connection in &mut self.connections {
             // In the middle of a message nothing else can be said; closing says it then.
             if connection.sent == 0 {
@@ -195,9 +195,8 @@ impl Mesh {
         }
         let until = Instant::now() + FAREWELL;
         while Instant::now() < until && !self.connections.iter().all(Connection::is_flushed) {
-            self.connections.retain_mut(|connection| {
-                write_all_it_takes(connection, &mut NoNumbers).is_ok()
-            });
+            self.connections
+                .retain_mut(|connection| write_all_it_takes(connection, &mut NoNumbers).is_ok());
             self.poll(until);
         }
     }
@@ -394,12 +393,10 @@ pub(super) fn note_place(head: &Head) -> Result<Place, String> {
 fn is_end(read: &io::Result<usize>) -> bool {
     match read {
         Ok(read) => *read == 0,
-        Err(error) => {
-            !matches!(
-                error.kind(),
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::InvalidData
-            )
-        }
+        Err(error) => !matches!(
+            error.kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::InvalidData
+        ),
     }
 }
 
@@ -438,9 +435,8 @@ fn write_all_it_takes<E: Exchange>(
         };
         let head = outgoing.head.encode();
         let head_sent = connection.sent.min(Head::BYTES);
-        let written = connection
-            .channel
-            .write(&head[head_sent..], &payload[connection.sent - head_sent..]);
+        let written =
+            connection.channel.write(&head[head_sent..], &payload[connection.sent - head_sent..]);
         match written {
             Ok(written) => {
                 has_moved |= 0 < written;

@@ -9,6 +9,7 @@ mod notes;
 mod transfer;
 
 pub use join::{Endpoint, Network};
+pub use moves::IN_RANK_ORDER_BYTES;
 
 pub(crate) use join::join;
 pub(crate) use mesh::{Call, Deadline, EXCHANGES, Mesh, MeshError};

@@ -11,8 +11,9 @@ use lockstep_shm::Dtype;
 
 use crate::{Topology, part_of};
 
-/// Collectives of at most so many bytes are exchanged whole.
-const SMALL_BYTES: usize = 32 << 10;
+/// Collectives of at most so many bytes are exchanged whole: the part of every rank travels, so they
+/// can as well be added up in rank order.
+pub const IN_RANK_ORDER_BYTES: usize = 32 << 10;
 
 /// What one rank does.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -32,11 +33,15 @@ pub(crate) struct Moves {
 impl Moves {
     /// An all-reduce.
     pub(crate) fn all_reduce(rank: usize, topology: &Topology, len: usize, dtype: Dtype) -> Self {
-        if len * dtype.bytes() <= SMALL_BYTES {
+        if len * dtype.bytes() <= IN_RANK_ORDER_BYTES {
             return Self::small(rank, topology, len);
         }
         let gather = Self::all_gather(rank, topology, len, dtype);
-        Self { tell: gather.tell, take: gather.take, ..Self::reduce_scatter(rank, topology, len, dtype) }
+        Self {
+            tell: gather.tell,
+            take: gather.take,
+            ..Self::reduce_scatter(rank, topology, len, dtype)
+        }
     }
 
     /// The first half of it: each rank's part.
@@ -83,7 +88,8 @@ impl Moves {
         if topology.leader(own) != rank {
             return Self::default();
         }
-        let give = Self::others(rank, topology).map(|node| (topology.leader(node), 0..len)).collect();
+        let give =
+            Self::others(rank, topology).map(|node| (topology.leader(node), 0..len)).collect();
         let from = (0..topology.node_count()).map(|node| topology.leader(node)).collect();
         Self { give, reduce: 0..len, from, ..Self::default() }
     }

@@ -146,7 +146,8 @@ impl<'a> Transfer<'a> {
         let Numbers { arenas, lease, span, combine, divisor } = &mut self.numbers;
         let program = &self.split.programs[self.node];
         let (span, combine, divisor) = (*span, *combine, *divisor);
-        let reduce = Reduce { span, part: part.clone(), program, staged: &staged, combine, divisor };
+        let reduce =
+            Reduce { span, part: part.clone(), program, staged: &staged, combine, divisor };
         let found = arenas.reduce(lease, &reduce);
         self.note(found);
         self.spare.extend(buffers);
@@ -247,8 +248,7 @@ impl Exchange for Transfer<'_> {
         let Numbers { arenas, lease, span, combine, .. } = &mut self.numbers;
         let program = &self.split.partials[self.node][partial];
         let (span, combine) = (*span, *combine);
-        let reduce =
-            Reduce { span, part: numbers, program, staged: &[], combine, divisor: None };
+        let reduce = Reduce { span, part: numbers, program, staged: &[], combine, divisor: None };
         let found = arenas.partial(lease, &reduce, buffer.bytes_mut());
         self.note(found);
         buffer

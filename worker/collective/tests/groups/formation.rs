@@ -34,7 +34,10 @@ fn a_node_that_does_not_come_is_named_by_its_rank() {
     let plan = plan(&[1, 1], &[4]);
     let site = Site::new(&plan.nodes);
     let error = site.form(0, &plan, SHORT).unwrap_err();
-    assert!(matches!(&error, GroupError::FormationTimeout { missing, .. } if *missing == [1]), "{error:?}");
+    assert!(
+        matches!(&error, GroupError::FormationTimeout { missing, .. } if *missing == [1]),
+        "{error:?}"
+    );
     // Its socket is there, but nobody answers.
     let error = site.form(1, &plan, SHORT).unwrap_err();
     assert!(matches!(error, GroupError::Unreachable { rank: 0, .. }), "{error:?}");
@@ -87,7 +90,7 @@ fn a_rank_of_an_earlier_generation_is_told_so_and_the_group_forms_without_it() {
     let is_told = Barrier::new(2);
     let results = as_ranks(0..3, |thread| {
         if thread == 2 {
-            let error = old.join(1, &plan, PATIENT, stale_of(&stale)).map(drop).unwrap_err();
+            let error = old.form_over(1, &plan, PATIENT, stale_of(&stale)).map(drop).unwrap_err();
             is_told.wait();
             return error;
         }
@@ -96,7 +99,7 @@ fn a_rank_of_an_earlier_generation_is_told_so_and_the_group_forms_without_it() {
             is_told.wait();
         }
         let network = site.network(thread, 7);
-        let Formed { mut group, .. } = site.join(thread, &plan, PATIENT, network).unwrap();
+        let Formed { mut group, .. } = site.form_over(thread, &plan, PATIENT, network).unwrap();
         group.barrier().unwrap();
         Box::new(group).leave();
         GroupError::Aborted { by: None }
@@ -146,7 +149,7 @@ fn whoever_does_not_know_the_key_is_not_let_in() {
         if rank == 1 {
             network.key = b"another key".to_vec();
         }
-        site.join(rank, &plan, SHORT, network).unwrap_err()
+        site.form_over(rank, &plan, SHORT, network).unwrap_err()
     });
     assert!(
         matches!(&errors[0], GroupError::FormationTimeout { missing, .. } if *missing == [1]),

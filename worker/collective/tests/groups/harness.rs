@@ -1,83 +1,31 @@
 //! Groups of threads: each rank maps its node's memory for itself, as a process would.
 
-use std::{
-    net::TcpListener,
-    ops::Range,
-    os::fd::{AsFd as _, OwnedFd},
-    sync::Mutex,
-    thread,
-    time::Duration,
-};
+use std::{ops::Range, thread, time::Duration};
 
-use lockstep_collective::{
-    Ballot, Bucket, CpuGroup, Formed, GroupError, Join, Network, Plan, PlanParam, Topology,
-};
-use lockstep_shm::create_group_memory;
+use lockstep_collective::{Ballot, Bucket, CpuGroup, Formed, GroupError, Network, Plan, PlanParam};
 use proptest::prelude::*;
+
+pub(crate) use crate::site::Site;
 
 /// Long enough for a loaded machine; no test that passes waits for it.
 pub(crate) const PATIENT: Duration = Duration::from_secs(30);
 /// For tests that wait until it is over.
 pub(crate) const SHORT: Duration = Duration::from_secs(3);
 
-/// What the ranks of a group need to meet, each once.
-pub(crate) struct Site {
-    pub(crate) topology: Topology,
-    memories: Vec<OwnedFd>,
-    listeners: Mutex<Vec<Option<TcpListener>>>,
-    endpoints: Vec<Vec<std::net::SocketAddr>>,
-    pub(crate) encrypt: bool,
-}
-
 impl Site {
-    /// Nodes of so many ranks each.
-    pub(crate) fn new(sizes: &[usize]) -> Self {
-        let mut next = 0;
-        let node = |size: &usize| {
-            next += size;
-            next - size..next
-        };
-        let topology = Topology::new(sizes.iter().map(node).collect()).unwrap();
-        let listeners: Vec<TcpListener> =
-            (0..topology.world()).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        Self {
-            memories: sizes.iter().map(|_| create_group_memory().unwrap()).collect(),
-            endpoints: listeners.iter().map(|it| vec![it.local_addr().unwrap()]).collect(),
-            listeners: Mutex::new(listeners.into_iter().map(Some).collect()),
-            topology,
-            encrypt: false,
-        }
-    }
-
     /// Where a rank listens.
     pub(crate) fn address(&self, rank: usize) -> std::net::SocketAddr {
         self.endpoints[rank][0]
     }
 
-    pub(crate) fn network(&self, rank: usize, generation: u64) -> Network {
-        let listener = self.listeners.lock().unwrap()[rank].take();
-        Network {
-            listener: listener.unwrap_or_else(|| TcpListener::bind("127.0.0.1:0").unwrap()),
-            endpoints: self.endpoints.clone(),
-            key: b"a key".to_vec(),
-            generation,
-            encrypt: self.encrypt,
-        }
-    }
-
-    pub(crate) fn join(
+    pub(crate) fn form_over(
         &self,
         rank: usize,
         plan: &Plan,
         timeout: Duration,
         network: Network,
     ) -> Result<Formed, GroupError> {
-        let topology = self.topology.clone();
-        let memory = self.memories[topology.node_of(rank)].as_fd();
-        let network = (1 < topology.node_count()).then_some(network);
-        let (threads_per_rank, record) = (2, None);
-        let join = Join { memory, rank, topology, network, timeout, threads_per_rank, record };
-        CpuGroup::form(join, plan)
+        CpuGroup::form(self.join_over(rank, timeout, network), plan)
     }
 
     pub(crate) fn form(
@@ -86,7 +34,7 @@ impl Site {
         plan: &Plan,
         timeout: Duration,
     ) -> Result<Formed, GroupError> {
-        self.join(rank, plan, timeout, self.network(rank, 1))
+        CpuGroup::form(self.join(rank, timeout), plan)
     }
 }
 
@@ -123,6 +71,7 @@ pub(crate) const BALLOT: Ballot = Ballot {
     grains: 0..1,
     stop: false,
     non_finite: false,
+    overflow: false,
     out_of_memory: false,
     digest: 0,
 };

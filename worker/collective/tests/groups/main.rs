@@ -5,4 +5,5 @@ mod faults;
 mod formation;
 mod harness;
 mod numbers;
+mod site;
 mod votes;

@@ -26,16 +26,16 @@ fn put(arena: &mut OwnArena, bytes: &[u8]) {
 
 fn get(arena: &OwnArena, len: usize) -> Vec<u8> {
     let floats = arena.floats(0, 0..len.div_ceil(4));
-    let mut bytes: Vec<u8> = floats.iter().flat_map(|float| float.to_bits().to_ne_bytes()).collect();
+    let mut bytes: Vec<u8> =
+        floats.iter().flat_map(|float| float.to_bits().to_ne_bytes()).collect();
     bytes.truncate(len);
     bytes
 }
 
 /// What `rank` brings: numbers of `dtype` in their own bytes.
 fn drawn(dtype: Dtype, rank: usize, len: usize, seed: u64) -> Vec<u8> {
-    let bits = |index: usize| {
-        ((index * 64 + rank + 1) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ seed
-    };
+    let bits =
+        |index: usize| ((index * 64 + rank + 1) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ seed;
     let small = |index: usize| (bits(index) >> 40) as f32 / 1000.0 - 8000.0;
     let number = |index: usize| -> Vec<u8> {
         match dtype {
@@ -54,7 +54,13 @@ fn drawn(dtype: Dtype, rank: usize, len: usize, seed: u64) -> Vec<u8> {
 type Collective<'a> = &'a (dyn Fn(&mut dyn ProcessGroup, Lease, Span) -> Lease + Sync);
 
 /// Everybody's numbers after a collective.
-fn run(nodes: &[usize], dtype: Dtype, len: usize, seed: u64, collective: Collective<'_>) -> Vec<Vec<u8>> {
+fn run(
+    nodes: &[usize],
+    dtype: Dtype,
+    len: usize,
+    seed: u64,
+    collective: Collective<'_>,
+) -> Vec<Vec<u8>> {
     let bytes = len * dtype.bytes();
     let plan = plan(nodes, &[bytes.div_ceil(4).next_multiple_of(2) + 2]);
     let site = Site::new(nodes);
@@ -224,9 +230,8 @@ fn a_sum_of_floats_is_in_rank_order() {
     let sums = run(&[3], Dtype::F32, 500, 7, &|group, lease, span| {
         group.all_reduce(WHAT, lease, span, ReduceOp::Sum, &order).unwrap()
     });
-    let float = |bytes: &[u8], at: usize| {
-        f32::from_ne_bytes(bytes[4 * at..4 * at + 4].try_into().unwrap())
-    };
+    let float =
+        |bytes: &[u8], at: usize| f32::from_ne_bytes(bytes[4 * at..4 * at + 4].try_into().unwrap());
     let brought: Vec<Vec<u8>> = (0..3).map(|rank| drawn(Dtype::F32, rank, 500, 7)).collect();
     for at in 0..500 {
         let [a, b, c] = [0, 1, 2].map(|rank| float(&brought[rank], at));

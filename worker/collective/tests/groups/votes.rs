@@ -1,6 +1,6 @@
 //! Votes and the board.
 
-use lockstep_collective::{Ballot, Formed, ProcessGroup, SumOrder, Tally};
+use lockstep_collective::{Ballot, Formed, ProcessGroup, Span, SumOrder, Tally};
 
 use crate::harness::{BALLOT, PATIENT, Site, as_ranks, plan};
 
@@ -16,8 +16,8 @@ fn tallies(nodes: &[usize], votes: &(dyn Fn(usize) -> Vec<(Ballot, bool)> + Sync
             if is_spoiled {
                 arena.floats_mut(0, 39..40)[0] = f32::INFINITY;
             }
-            let lease = arena.lease(0..1, 0..40);
-            group.all_reduce_and_vote(0, lease, &order, ballot).unwrap().1
+            let (lease, span) = (arena.lease(0..1, 0..40), Span::floats(0..40));
+            group.all_reduce_and_vote(0, lease, span, &order, ballot).unwrap().1
         };
         let tallies: Vec<Tally> = votes(rank).into_iter().map(&mut vote).collect();
         group.barrier().unwrap();
@@ -34,11 +34,8 @@ const ARRANGEMENTS: [&[usize]; 4] = [&[3], &[1, 1, 1], &[2, 1], &[1, 2]];
 fn votes_are_counted_alike_on_all_ranks() {
     for nodes in ARRANGEMENTS {
         let counted = tallies(nodes, &|rank| {
-            let stop = Ballot {
-                stop: rank == 1,
-                grains: if rank == 2 { 0..0 } else { 0..1 },
-                ..BALLOT
-            };
+            let stop =
+                Ballot { stop: rank == 1, grains: if rank == 2 { 0..0 } else { 0..1 }, ..BALLOT };
             vec![
                 (BALLOT, false),
                 (stop, false),
@@ -75,14 +72,18 @@ fn a_spoiled_number_is_laid_to_its_rank_whoever_adds_it_up() {
                         arena.floats_mut(0, at..at + 1)[0] = f32::NAN;
                     }
                 }
-                let lease = arena.lease(0..1, 0..40_000);
-                let tally = group.all_reduce_and_vote(0, lease, &order, BALLOT).unwrap().1;
+                let (lease, span) = (arena.lease(0..1, 0..40_000), Span::floats(0..40_000));
+                let tally = group.all_reduce_and_vote(0, lease, span, &order, BALLOT).unwrap().1;
                 group.barrier().unwrap();
                 Box::new(group).leave();
                 tally
             });
-            let expected =
-                Tally { non_finite: true, non_finite_ranks: 1 << spoiled, with_data: 4, ..Tally::default() };
+            let expected = Tally {
+                non_finite: true,
+                non_finite_ranks: 1 << spoiled,
+                with_data: 4,
+                ..Tally::default()
+            };
             assert!(tallies.iter().all(|tally| *tally == expected), "{nodes:?}: {tallies:?}");
         }
     }
@@ -103,9 +104,9 @@ fn the_rows_of_all_ranks_are_on_every_board() {
                     board.write(step, grain, &[0.1 + grain as f64, step as f64]);
                 }
                 let ballot = Ballot { step, grains_total: 5, grains, ..BALLOT };
-                let lease = arena.lease(0..1, 0..8);
+                let (lease, span) = (arena.lease(0..1, 0..8), Span::floats(0..8));
                 let order = SumOrder::in_rank_order(0..3);
-                drop(group.all_reduce_and_vote(0, lease, &order, ballot).unwrap());
+                drop(group.all_reduce_and_vote(0, lease, span, &order, ballot).unwrap());
                 sums.push(board.sum(step, 5));
             }
             group.barrier().unwrap();
@@ -127,10 +128,10 @@ fn ranks_in_different_steps_do_not_apply_them() {
         let site = Site::new(nodes);
         let errors = as_ranks(0..2, |rank| {
             let Formed { mut group, mut arena, .. } = site.form(rank, &plan, PATIENT).unwrap();
-            let lease = arena.lease(0..1, 0..4);
+            let (lease, span) = (arena.lease(0..1, 0..4), Span::floats(0..4));
             let ballot = Ballot { step: 5 + rank as u64, ..BALLOT };
             let order = SumOrder::in_rank_order(0..2);
-            group.all_reduce_and_vote(0, lease, &order, ballot).unwrap_err()
+            group.all_reduce_and_vote(0, lease, span, &order, ballot).unwrap_err()
         });
         for error in errors {
             let text = error.to_string();

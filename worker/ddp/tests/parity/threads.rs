@@ -1,9 +1,9 @@
 //! Two ranks as threads that each map the group's memory for themselves.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{os::fd::AsFd as _, sync::Arc, thread, time::Duration};
 
-use lockstep_ddp::{Reducer, ReducerConfig, Reduction};
-use lockstep_shm::{FlightRecord, create_group_memory};
+use lockstep_ddp::{Join, Reducer, ReducerConfig, Reduction};
+use lockstep_shm::create_group_memory;
 use lockstep_tensor::Layout;
 
 pub(crate) const WORLD: usize = 2;
@@ -14,20 +14,17 @@ pub(crate) fn on_ranks<R: Send>(
     reduction: Reduction,
     work: impl Fn(usize, &mut Reducer) -> R + Sync,
 ) -> Vec<R> {
-    let fd = &create_group_memory().unwrap();
+    let memory = &create_group_memory().unwrap();
     let config = &ReducerConfig {
         bucket_bytes: 1500,
         first_bucket_bytes: 100,
         reduction,
         max_grains: 4,
-        timeout: Duration::from_secs(30),
-        metric_count: 0,
+        ..ReducerConfig::default()
     };
     let run = |rank| {
-        let folder = tempfile::tempdir().unwrap();
-        let record = Arc::new(FlightRecord::create(folder.path().join("record"), 0).unwrap());
-        let layout = Arc::clone(layout);
-        let mut reducer = Reducer::new(fd, rank, WORLD, layout, config.clone(), record).unwrap();
+        let join = Join::one_node(memory.as_fd(), rank, WORLD, Duration::from_secs(30));
+        let mut reducer = Reducer::new(join, Arc::clone(layout), config.clone()).unwrap();
         let result = work(rank, &mut reducer);
         reducer.close();
         result

@@ -2,5 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod processes;
+#[path = "../../../collective/tests/groups/site.rs"]
+mod site;
 mod threads;
 mod work;

@@ -1,11 +1,15 @@
 //! Drawn gradients, with ranks as threads that each map the memory for themselves.
 
-use std::{os::fd::OwnedFd, sync::Arc, thread, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 
-use lockstep_ddp::{GrainSums, Reducer, ReducerConfig, Reduction, Votes};
-use lockstep_shm::{FlightRecord, create_group_memory};
+use lockstep_ddp::{GrainSums, Join, Reducer, ReducerConfig, Reduction, Votes};
+use lockstep_shm::FlightRecord;
 use lockstep_tensor::{Accumulate, GradSink, Layout, ParamId};
 use proptest::prelude::*;
+
+use crate::site::Site;
+
+const PATIENT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, PartialEq)]
 struct Seen {
@@ -23,25 +27,23 @@ fn drawn(grain: usize, index: usize, seed: u64) -> f32 {
 }
 
 fn run_rank(
-    fd: &OwnedFd,
+    site: &Site,
     rank: usize,
-    world: usize,
     layout: &Arc<Layout>,
     reduction: Reduction,
     steps: &[usize],
     seed: u64,
 ) -> Vec<Seen> {
-    let folder = tempfile::tempdir().unwrap();
-    let record = Arc::new(FlightRecord::create(folder.path().join("record"), 0).unwrap());
     let config = ReducerConfig {
         bucket_bytes: 60,
         first_bucket_bytes: 20,
         reduction,
         max_grains: *steps.iter().max().unwrap(),
-        timeout: Duration::from_secs(30),
         metric_count: 1,
+        ..ReducerConfig::default()
     };
-    let mut reducer = Reducer::new(fd, rank, world, Arc::clone(layout), config, record).unwrap();
+    let join = site.join(rank, PATIENT);
+    let mut reducer = Reducer::new(join, Arc::clone(layout), config).unwrap();
     let seen = (0_u64..)
         .zip(steps)
         .map(|(step, grains_total)| {
@@ -78,19 +80,16 @@ fn run_rank(
 }
 
 fn run(
-    world: usize,
+    nodes: &[usize],
     layout: &Arc<Layout>,
     reduction: Reduction,
     steps: &[usize],
     seed: u64,
 ) -> Vec<Seen> {
-    let fd = create_group_memory().unwrap();
+    let site = &Site::new(nodes);
     let all = thread::scope(|scope| {
-        let threads: Vec<_> = (0..world)
-            .map(|rank| {
-                let fd = &fd;
-                scope.spawn(move || run_rank(fd, rank, world, layout, reduction, steps, seed))
-            })
+        let threads: Vec<_> = (0..site.topology.world())
+            .map(|rank| scope.spawn(move || run_rank(site, rank, layout, reduction, steps, seed)))
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
     });
@@ -100,21 +99,32 @@ fn run(
     all.into_iter().next().unwrap()
 }
 
+/// One node, a rank on each, and between.
+fn any_nodes() -> impl Strategy<Value = Vec<usize>> {
+    prop_oneof![
+        (2..6_usize).prop_map(|world| vec![world]),
+        (2..5_usize).prop_map(|world| vec![1; world]),
+        Just(vec![2, 1]),
+        Just(vec![1, 3]),
+        Just(vec![2, 2]),
+    ]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
     fn gradients_are_exact_sums_and_the_tree_gives_the_same_bits_for_any_world(
-        world in 2..6_usize,
+        nodes in any_nodes(),
         lens in proptest::collection::vec(0..40_usize, 0..5),
         steps in proptest::collection::vec(1..14_usize, 1..4),
         seed in any::<u64>(),
     ) {
         let params = lens.iter().enumerate().map(|(i, len)| (format!("p{i}"), vec![*len])).collect();
         let layout = Arc::new(Layout::new(params).unwrap());
-        let alone = run(1, &layout, Reduction::FixedTree, &steps, seed);
-        let tree = run(world, &layout, Reduction::FixedTree, &steps, seed);
+        let alone = run(&[1], &layout, Reduction::FixedTree, &steps, seed);
+        let tree = run(&nodes, &layout, Reduction::FixedTree, &steps, seed);
         prop_assert_eq!(&alone, &tree);
-        let fast = run(world, &layout, Reduction::Fast, &steps, seed);
+        let fast = run(&nodes, &layout, Reduction::Fast, &steps, seed);
         for (step, ((tree, fast), grains)) in tree.iter().zip(&fast).zip(&steps).enumerate() {
             prop_assert_eq!((tree.loss_sum, tree.weight, tree.metric), (fast.loss_sum, fast.weight, fast.metric));
             prop_assert_eq!(tree.weight, 2.0 * *grains as f64);
@@ -135,10 +145,10 @@ proptest! {
 #[test]
 fn a_broadcast_and_sums_between_steps_do_not_disturb_them() {
     let layout = Arc::new(Layout::new(vec![("w".to_owned(), vec![10])]).unwrap());
-    let fd = create_group_memory().unwrap();
+    let site = &Site::new(&[3]);
     thread::scope(|scope| {
         for rank in 0..3 {
-            let (fd, layout) = (&fd, Arc::clone(&layout));
+            let layout = Arc::clone(&layout);
             scope.spawn(move || {
                 let folder = tempfile::tempdir().unwrap();
                 let path = folder.path().join("record");
@@ -148,10 +158,10 @@ fn a_broadcast_and_sums_between_steps_do_not_disturb_them() {
                     first_bucket_bytes: 64,
                     reduction: Reduction::Fast,
                     max_grains: 3,
-                    timeout: Duration::from_secs(30),
-                    metric_count: 0,
+                    ..ReducerConfig::default()
                 };
-                let mut reducer = Reducer::new(fd, rank, 3, layout, config, record).unwrap();
+                let join = Join { record: Some(record), ..site.join(rank, PATIENT) };
+                let mut reducer = Reducer::new(join, layout, config).unwrap();
                 let mut weights = vec![rank as f32; 10];
                 reducer.broadcast(1, &mut weights).unwrap();
                 assert_eq!(weights, [1.0; 10]);
@@ -174,8 +184,8 @@ fn a_broadcast_and_sums_between_steps_do_not_disturb_them() {
                 }
                 reducer.close();
                 let position = FlightRecord::open(&path).unwrap().read().unwrap();
-                // A broadcast, and in each step a bucket, a sum and a barrier.
-                assert_eq!((position.issued, position.started, position.done), (10, 10, 10));
+                // A broadcast, the order of launches, and in each step a bucket, a sum and a barrier.
+                assert_eq!((position.issued, position.started, position.done), (11, 11, 11));
                 assert_eq!(position.step, 2);
             });
         }

@@ -8,7 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockstep_ddp::{GrainSums, GroupError, Reducer, ReducerConfig, Reduction, StepOutcome, Votes};
+use lockstep_ddp::{
+    GrainSums, GroupError, Join, Reducer, ReducerConfig, Reduction, StepOutcome, Votes,
+};
 use lockstep_shm::FlightRecord;
 use lockstep_tensor::{Accumulate, Activation, GradBuffer, GradSink, Layout, Op, Real, Tape};
 use rustix::process::{Signal, getpid, kill_process};
@@ -107,10 +109,12 @@ fn try_train(
         first_bucket_bytes: 100,
         reduction: if task.fixed_tree { Reduction::FixedTree } else { Reduction::Fast },
         max_grains: 12,
-        timeout: task.timeout,
         metric_count: 1,
+        ..ReducerConfig::default()
     };
-    let mut reducer = Reducer::new(fd, task.rank, task.world, Arc::clone(&layout), config, record)?;
+    let join = Join::one_node(fd.as_fd(), task.rank, task.world, task.timeout);
+    let join = Join { record: Some(record), ..join };
+    let mut reducer = Reducer::new(join, Arc::clone(&layout), config)?;
     assert!(3 <= reducer.plan().buckets.len());
     let mut weights: Vec<f32> = initial_weights(&layout);
     let mut tape = Tape::new(layout);
@@ -136,10 +140,11 @@ fn try_train(
             }
             reducer.finish_grain(grain, &sums);
         }
-        let votes = Votes { stop: task.fault == (Fault::StopsIn { step }), non_finite: false };
+        let votes = Votes { stop: task.fault == (Fault::StopsIn { step }), ..Votes::default() };
         *started = Instant::now();
         let outcome = reducer.finish_step(votes)?;
-        let StepOutcome { loss_sum, weight, metrics, stop, non_finite, non_finite_ranks } = outcome;
+        let StepOutcome { loss_sum, weight, metrics, stop, non_finite, non_finite_ranks, .. } =
+            outcome;
         report.sums.push([loss_sum, weight, metrics[0].0, metrics[0].1]);
         if non_finite {
             report.non_finite.push((step, non_finite_ranks));

@@ -239,6 +239,7 @@ fn config(
         socket_path: dir.join("agent.sock").into(),
         attempt_key: KEY.to_owned(),
         group_fd,
+        network: None,
         flight_record_path: dir.join(format!("record-{rank}")).into(),
         loader_path: files.loader.to_string(),
         loss_path: files.loss.to_string(),

@@ -1,7 +1,10 @@
 //! Jobs as earlier versions stored them.
 
 use super::DIGEST;
-use crate::{Activation, ArchSpec, EvalSpec, JobSpec, MlpSpec, OptimizerSpec, SgdSpec, TraceSpec, TrainSpec};
+use crate::{
+    Activation, ArchSpec, DdpSpec, EvalSpec, JobSpec, MlpSpec, OptimizerSpec, SgdSpec, TraceSpec,
+    TrainSpec,
+};
 
 /// As it stood in a row before there were other architectures, optimizers and schedules.
 fn stored(optimizer: &str) -> String {
@@ -30,6 +33,7 @@ fn a_stored_job_means_what_it_meant() {
         SgdSpec { lr: 0.1, momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0 };
     assert_eq!(spec.train, TrainSpec::new(128, 32, 20, OptimizerSpec::Sgd(sgd)));
     assert_eq!((spec.eval, spec.trace), (EvalSpec::default(), TraceSpec::default()));
+    assert_eq!(spec.ddp, DdpSpec::default());
 }
 
 #[test]

@@ -1,0 +1,141 @@
+//! The ranks of an attempt: where each is, whose slots are held, and what is still missing before they can start.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use chrono::{DateTime, Utc};
+use lockstep_api::{Blame, Generation, NodeId, Rank};
+
+use super::words::Effect;
+use crate::verdict::{self, Failure};
+
+/// The ranks that hold an attempt together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gang {
+    /// The fence.
+    pub generation: Generation,
+    /// Until when its nodes' word holds.
+    pub lease_expires_at: DateTime<Utc>,
+    /// Every rank.
+    pub members: BTreeMap<Rank, Member>,
+    /// Until when it must be known where every rank listens; absent when all share one group memory.
+    pub rendezvous_by: Option<DateTime<Utc>>,
+    /// The first symptom, while its cause is unknown.
+    pub suspect: Option<Suspect>,
+}
+
+/// One rank's process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Where.
+    pub node: NodeId,
+    /// That node's name, for sentences.
+    pub node_name: String,
+    /// What is known of the process.
+    pub place: Place,
+    /// How far it is on its way to the others. Means nothing without a rendezvous.
+    pub readiness: Readiness,
+}
+
+/// What a rank needs before it can be started, if it is to meet ranks that share no memory with it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Readiness {
+    /// It is known where it listens.
+    pub listens: bool,
+    /// Its node has everything that it needs.
+    pub is_prepared: bool,
+}
+
+/// What is known of a rank's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// It may live: its slot is held.
+    Held,
+    /// Gone with status 0; its node has not yet said that training is over.
+    Left,
+    /// Gone after it had finished training.
+    Finished,
+    /// Gone otherwise.
+    Gone,
+}
+
+/// A symptom that waits for its cause.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Suspect {
+    /// Since when.
+    pub since: DateTime<Utc>,
+    /// What was seen.
+    pub failure: Failure,
+    /// Nodes that have told of this or another failure: what they kill from then on is their own doing.
+    pub told_by: BTreeSet<NodeId>,
+}
+
+impl Suspect {
+    pub(super) fn was_told_by(&self, node: Option<NodeId>) -> bool {
+        node.is_some_and(|node| self.told_by.contains(&node))
+    }
+}
+
+impl Gang {
+    pub(super) fn node_name(&self, node: NodeId) -> String {
+        let member = self.members.values().find(|member| member.node == node);
+        member.map_or_else(|| node.to_string(), |member| member.node_name.clone())
+    }
+
+    pub(super) fn has_unfinished(&self, node: NodeId) -> bool {
+        self.members.values().any(|member| member.node == node && member.place != Place::Finished)
+    }
+
+    pub(super) fn spans_nodes(&self) -> bool {
+        let mut nodes = self.members.values().map(|member| member.node);
+        let first = nodes.next();
+        nodes.any(|node| Some(node) != first)
+    }
+
+    pub(super) fn are_all_ready(&self) -> bool {
+        let ready = Readiness { listens: true, is_prepared: true };
+        self.rendezvous_by.is_some() && self.members.values().all(|it| it.readiness == ready)
+    }
+
+    /// Of ranks that should have said by now where they listen.
+    pub(super) fn missed_rendezvous(&self, now: DateTime<Utc>) -> Option<Failure> {
+        self.rendezvous_by.filter(|by| *by <= now)?;
+        let missing = self.members.iter().filter(|(_, member)| !member.readiness.listens);
+        let missing: Vec<(Rank, &str)> =
+            missing.map(|(rank, member)| (*rank, member.node_name.as_str())).collect();
+        let (first, _) = *missing.first()?;
+        let node = self.members.get(&first).map(|member| member.node);
+        Some(Failure { report: verdict::of_rendezvous(&missing), node })
+    }
+
+    /// Whether a node that has told of no failure yet may have seen what `suspect` comes from.
+    pub(super) fn could_be_explained_by_another(&self, suspect: &Suspect) -> bool {
+        self.members
+            .values()
+            .any(|member| member.place == Place::Held && !suspect.was_told_by(Some(member.node)))
+    }
+
+    pub(super) fn suspect_blame(&self) -> Blame {
+        self.suspect
+            .as_ref()
+            .map_or(Blame::Infrastructure, |suspect| suspect.failure.report.code.blame())
+    }
+
+    /// Marks held members as gone and tells whose slots are free now.
+    pub(super) fn release(
+        &mut self,
+        whose: impl Fn(Rank, &Member) -> bool,
+        place: Place,
+    ) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for (&rank, member) in &mut self.members {
+            let is_meant = whose(rank, member);
+            if is_meant && member.place == Place::Held {
+                member.place = place;
+                effects.push(Effect::Release { rank });
+            } else if is_meant && place == Place::Finished && member.place == Place::Left {
+                member.place = place;
+            }
+        }
+        effects
+    }
+}

@@ -1,0 +1,105 @@
+//! How this rank joins its process group: from what the agent handed down to a reducer.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use lockstep_api::{FailureCode, Rank, RankConfig, RankNetwork, Reduction};
+use lockstep_collective::{GroupError, Network};
+use lockstep_ddp::{Join, Reducer, ReducerConfig, Topology};
+use lockstep_tensor::Layout;
+
+use crate::failure::Failure;
+use crate::loss::MAX_METRICS;
+use crate::position::Position;
+use lockstep_service::chain;
+
+const MIB: usize = 1 << 20;
+/// One that computes, one that communicates.
+const THREADS_PER_RANK: usize = 2;
+
+/// Another thread meets the other ranks while this one goes on.
+pub(crate) fn begin_forming(
+    config: &RankConfig,
+    layout: &Arc<Layout>,
+    position: &Position,
+) -> Result<JoinHandle<Result<Reducer, GroupError>>, Failure> {
+    let rank_error = |what: &'static str| {
+        move |error: io::Error| Failure::new(FailureCode::RankError, format!("{what}: {error}"))
+    };
+    let memory = lockstep_shm::inherited_group_memory(config.group_fd)
+        .map_err(rank_error("cannot open the group's memory"))?;
+    let topology = topology(config)?;
+    let network = match &config.network {
+        Some(network) => {
+            Some(network_of(config, network).map_err(rank_error("cannot use this rank's socket"))?)
+        }
+        None => None,
+    };
+    let rank = index(config.rank);
+    let timeout = config.spec.collective_timeout();
+    let (layout, record) = (Arc::clone(layout), Some(Arc::clone(position.record())));
+    let reducer_config = reducer_config(config);
+    let form = move || {
+        let memory: OwnedFd = memory;
+        let threads_per_rank = THREADS_PER_RANK;
+        let memory = memory.as_fd();
+        let join = Join { memory, rank, topology, network, timeout, threads_per_rank, record };
+        Reducer::new(join, layout, reducer_config)
+    };
+    thread::Builder::new()
+        .name("group-forming".to_owned())
+        .spawn(form)
+        .map_err(rank_error("cannot start a thread"))
+}
+
+fn reducer_config(config: &RankConfig) -> ReducerConfig {
+    let spec = &config.spec;
+    ReducerConfig {
+        bucket_bytes: spec.ddp.bucket_mib as usize * MIB,
+        first_bucket_bytes: spec.ddp.first_bucket_mib as usize * MIB,
+        reduction: match spec.ddp.reduction {
+            Reduction::Fast => lockstep_ddp::Reduction::Fast,
+            Reduction::FixedTree => lockstep_ddp::Reduction::FixedTree,
+        },
+        max_grains: spec.train.global_batch.div_ceil(spec.train.micro_batch) as usize,
+        metric_count: MAX_METRICS,
+        ..ReducerConfig::default()
+    }
+}
+
+fn topology(config: &RankConfig) -> Result<Topology, Failure> {
+    let Some(network) = &config.network else {
+        return Ok(Topology::one_node(config.world_size as usize));
+    };
+    let node = |ranks: &Vec<Rank>| {
+        let first = ranks.first().copied().map_or(0, index);
+        first..first + ranks.len()
+    };
+    Topology::new(network.nodes.iter().map(node).collect())
+        .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))
+}
+
+fn network_of(config: &RankConfig, network: &RankNetwork) -> io::Result<Network> {
+    let parse = |text: &String| {
+        text.parse::<SocketAddr>().map_err(|_| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("the endpoint {text:?} is none"))
+        })
+    };
+    let endpoints = network.endpoints.iter();
+    let endpoints =
+        endpoints.map(|listed| listed.iter().map(parse).collect()).collect::<Result<_, _>>()?;
+    Ok(Network {
+        listener: TcpListener::from(lockstep_shm::inherited_socket(network.listener_fd)?),
+        endpoints,
+        key: config.attempt_key.clone().into_bytes(),
+        generation: config.generation.0.cast_unsigned(),
+        encrypt: network.encrypt,
+    })
+}
+
+fn index(rank: Rank) -> usize {
+    usize::try_from(rank.0).unwrap_or(usize::MAX)
+}
