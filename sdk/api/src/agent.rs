@@ -14,8 +14,8 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AttemptId, ClockAnchor, DatasetFile, Digest, FailureCode, FileManifest, Generation, Inventory, JobId,
-    JobSpec, LedgerEntry, LogLevel, LogSource, NodeId, Phase, Rank, Step, StepSpans,
+    AttemptId, ClockAnchor, DatasetFile, Digest, FailureCode, FileManifest, Generation, Inventory,
+    JobId, JobSpec, LedgerEntry, LogLevel, LogSource, NodeId, Phase, Rank, Step, StepSpans,
 };
 
 /// Longest park of a poll, seconds.

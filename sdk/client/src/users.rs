@@ -4,8 +4,8 @@ use bytes::Bytes;
 use lockstep_api::{
     CreateJoinToken, CreateToken, DatasetView, Digest, FileManifest, JobId, JobSpec, JobSummary,
     JobView, JoinToken, LedgerView, ListJobs, LogLine, Me, MetricSeries, MissingRequest,
-    MissingResponse, NewToken, NodeView, Page, ReadLog, ReadTimeline, RegisterDataset, Step, StepTimeline,
-    TokenId, TokenList, TokenView,
+    MissingResponse, NewToken, NodeView, Page, ReadLog, ReadTimeline, RegisterDataset, Step,
+    StepTimeline, TokenId, TokenList, TokenView,
 };
 use reqwest::Method;
 use reqwest::header::HeaderValue;

@@ -12,7 +12,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockstep_api::{MAX_SPANS, Phase, Rank, RankMessage, Span, SpanKind, Step, StepSpans, TraceSpec};
+use lockstep_api::{
+    MAX_SPANS, Phase, Rank, RankMessage, Span, SpanKind, Step, StepSpans, TraceSpec,
+};
 use lockstep_ddp::BucketSpan;
 use lockstep_shm::monotonic_ns;
 

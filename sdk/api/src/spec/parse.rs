@@ -205,7 +205,10 @@ mod tests {
         spec.timeouts.collective = "soon".to_owned();
         spec.trace.first_steps = 10_001;
         let fields: Vec<String> = spec.check().into_iter().map(|error| error.field).collect();
-        assert_eq!(fields, ["train.micro_batch", "gang.ranks", "timeouts.collective", "trace.first_steps"]);
+        assert_eq!(
+            fields,
+            ["train.micro_batch", "gang.ranks", "timeouts.collective", "trace.first_steps"]
+        );
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! Chrome's trace event format, as "Trace Event Format" (Duca and Sinclair) has it: one JSON object of events.
 //!
 //! Slices are written as pairs of `B` and `E`: an `X` has a length in microseconds with a fraction, and the end that a
-//! reader computes of it may lie a rounding past the beginning of the next.
+//! reader computes of it may lie a rounding past the beginning of the next. Both carry the facts: speedscope takes slices
+//! with other facts for other slices.
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::{Edge, Moment, Slice, Thread, Trace};
+use super::{Edge, Moment, Thread, Trace};
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -79,16 +80,22 @@ pub(crate) fn write(trace: &Trace, job: &str, to: impl Write) -> io::Result<()> 
 
 fn add_thread<'a>(events: &mut Vec<Event<'a>>, pid: i32, thread: &Thread) {
     for edge in thread.edges() {
-        events.push(match edge {
-            Edge::Begin(slice) => Event {
-                args: Some(Args::Facts(facts(slice))),
-                ..at("B", pid, thread, slice.start_ns, slice)
-            },
-            Edge::End(slice) => at("E", pid, thread, slice.end_ns, slice),
+        let (ph, ns, slice) = match edge {
+            Edge::Begin(slice) => ("B", slice.start_ns, slice),
+            Edge::End(slice) => ("E", slice.end_ns, slice),
+        };
+        events.push(Event {
+            ph,
+            pid,
+            tid: Some(thread.tid),
+            ts: Some(micros(ns)),
+            name: slice.name(),
+            cat: Some(slice.kind.as_str()),
+            s: None,
+            args: Some(Args::Facts(facts(slice.facts()))),
         });
     }
     for Moment { name, step, at_ns } in &thread.moments {
-        let facts = [("step".to_owned(), step.0.into())].into_iter().collect();
         events.push(Event {
             ph: "i",
             pid,
@@ -97,15 +104,9 @@ fn add_thread<'a>(events: &mut Vec<Event<'a>>, pid: i32, thread: &Thread) {
             name: name.clone(),
             cat: Some("moment"),
             s: Some("t"),
-            args: Some(Args::Facts(facts)),
+            args: Some(Args::Facts(facts([("step", step.0)].into_iter()))),
         });
     }
-}
-
-fn at<'a>(ph: &'static str, pid: i32, thread: &Thread, ns: u64, slice: &Slice) -> Event<'a> {
-    let (tid, ts) = (Some(thread.tid), Some(micros(ns)));
-    let cat = Some(slice.kind.as_str());
-    Event { ph, pid, tid, ts, name: slice.name(), cat, s: None, args: None }
 }
 
 fn meta<'a>(pid: i32, tid: Option<i32>, name: &str, args: Args<'a>) -> Event<'a> {
@@ -113,8 +114,10 @@ fn meta<'a>(pid: i32, tid: Option<i32>, name: &str, args: Args<'a>) -> Event<'a>
     Event { ph: "M", pid, tid, ts: None, name, cat: None, s: None, args: Some(args) }
 }
 
-fn facts(slice: &Slice) -> serde_json::Map<String, serde_json::Value> {
-    slice.facts().map(|(name, value)| (name.to_owned(), value.into())).collect()
+fn facts(
+    facts: impl Iterator<Item = (&'static str, i64)>,
+) -> serde_json::Map<String, serde_json::Value> {
+    facts.map(|(name, value)| (name.to_owned(), value.into())).collect()
 }
 
 /// Exact for three months of nanoseconds.

@@ -4,8 +4,8 @@ use prost::Message as _;
 
 use super::{Edge, Moment, Process, Slice, Thread, Trace};
 use schema::{
-    DebugAnnotation, EventType, ProcessDescriptor, ThreadDescriptor, TrackDescriptor, TrackEvent,
-    TracePacket,
+    DebugAnnotation, EventType, ProcessDescriptor, ThreadDescriptor, TracePacket, TrackDescriptor,
+    TrackEvent,
 };
 
 /// All packets are one sequence's: names its writer, and any number will do.

@@ -72,7 +72,9 @@ pub(crate) async fn trace(global: &Global, args: TraceArgs, out: Out) -> anyhow:
             (Some(from), Some(to)) => format!(" from step {from} to {to}"),
         };
         let why = match job.spec.trace.is_on() {
-            true => "none has been reported yet, or no such step is timed (see `[trace]` of the job)",
+            true => {
+                "none has been reported yet, or no such step is timed (see `[trace]` of the job)"
+            }
             false => "the job is not timed: `trace.first_steps` and `trace.every_steps` are 0",
         };
         return Err(Failure::NotFound(format!("{name} has no spans{what}: {why}")).into());
@@ -80,9 +82,13 @@ pub(crate) async fn trace(global: &Global, args: TraceArgs, out: Out) -> anyhow:
     write(&trace, format, name, &args)?;
     let Summary { ranks, steps, spans, dropped } = trace.summary;
     if 0 < dropped {
-        out.note(&format!("{dropped} spans were left out: they came faster than they could be kept"));
+        out.note(&format!(
+            "{dropped} spans were left out: they came faster than they could be kept"
+        ));
     }
-    out.note(&format!("{spans} spans of {steps} steps on {ranks} ranks; ui.perfetto.dev shows them"));
+    out.note(&format!(
+        "{spans} spans of {steps} steps on {ranks} ranks; ui.perfetto.dev shows them"
+    ));
     let written = Written { path: path.clone(), ranks, steps, spans, dropped };
     out.data(&written, |written| written.path.to_string())
 }

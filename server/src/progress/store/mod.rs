@@ -12,7 +12,7 @@ pub(crate) use failures::{NewFailure, insert_failure, promote_suspect, suspects,
 pub(crate) use ledger::{insert_entries, ledger};
 pub(crate) use log::{LogQuery, insert_lines, log};
 pub(crate) use metrics::{LOSS, Point, insert_points, latest_losses, latest_values, series};
-pub(crate) use timeline::{TimelineQuery, Timed, insert_timed, timeline};
+pub(crate) use timeline::{Timed, TimelineQuery, insert_timed, timeline};
 
 use lockstep_api::AttemptId;
 use sqlx::types::Uuid;
