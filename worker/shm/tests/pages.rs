@@ -10,11 +10,10 @@ use std::{
 };
 
 use lockstep_shm::{
-    ArenaShape, CONTROL_BYTES, Lease, Mapping, NodeArenas, OwnArena, Waited, create_group_memory,
+    ArenaShape, CONTROL_BYTES, Mapping, NodeArenas, OwnArena, Waited, create_group_memory,
     group_memory_bytes, inherited_group_memory, inherited_socket, size_group_memory, wait_until,
     wake_all,
 };
-use proptest::prelude::*;
 
 fn sized(shape: ArenaShape) -> OwnedFd {
     let fd = create_group_memory().unwrap();
