@@ -1,206 +1,250 @@
 //! Perfetto's trace format: packets that describe tracks, then packets that begin and end slices on them.
-
-use prost::Message as _;
+//!
+//! Its messages are those of Perfetto's published schema (`protos/perfetto/trace/perfetto_trace.proto`), of which five are
+//! written here, field by field under its names and numbers: a library that derives them would also read them, which nobody
+//! needs, and would have every procedural macro of the workspace built with more of `syn`. A test decodes a file with the
+//! whole of the published schema and refuses fields that are not in it.
 
 use super::{Edge, Moment, Process, Slice, Thread, Trace};
-use schema::{
-    DebugAnnotation, EventType, ProcessDescriptor, ThreadDescriptor, TracePacket, TrackDescriptor,
-    TrackEvent,
-};
+use wire::Fields;
 
 /// All packets are one sequence's: names its writer, and any number will do.
-const SEQUENCE: u32 = 1;
+const SEQUENCE: u64 = 1;
 /// `SEQ_INCREMENTAL_STATE_CLEARED`: nothing before this packet is needed to read it.
-const STATE_CLEARED: u32 = 1;
+const STATE_CLEARED: u64 = 1;
+
+/// Field numbers, by message.
+mod field {
+    pub(super) mod trace {
+        pub(in super::super) const PACKET: u32 = 1;
+    }
+    pub(super) mod trace_packet {
+        /// Nanoseconds.
+        pub(in super::super) const TIMESTAMP: u32 = 8;
+        pub(in super::super) const TRUSTED_PACKET_SEQUENCE_ID: u32 = 10;
+        pub(in super::super) const TRACK_EVENT: u32 = 11;
+        pub(in super::super) const SEQUENCE_FLAGS: u32 = 13;
+        pub(in super::super) const TRACK_DESCRIPTOR: u32 = 60;
+    }
+    pub(super) mod track_descriptor {
+        pub(in super::super) const UUID: u32 = 1;
+        pub(in super::super) const NAME: u32 = 2;
+        pub(in super::super) const PROCESS: u32 = 3;
+        pub(in super::super) const THREAD: u32 = 4;
+        pub(in super::super) const PARENT_UUID: u32 = 5;
+    }
+    pub(super) mod process_descriptor {
+        pub(in super::super) const PID: u32 = 1;
+        pub(in super::super) const PROCESS_NAME: u32 = 6;
+    }
+    pub(super) mod thread_descriptor {
+        pub(in super::super) const PID: u32 = 1;
+        pub(in super::super) const TID: u32 = 2;
+        pub(in super::super) const THREAD_NAME: u32 = 5;
+    }
+    pub(super) mod track_event {
+        pub(in super::super) const DEBUG_ANNOTATIONS: u32 = 4;
+        pub(in super::super) const TYPE: u32 = 9;
+        pub(in super::super) const TRACK_UUID: u32 = 11;
+        pub(in super::super) const CATEGORIES: u32 = 22;
+        pub(in super::super) const NAME: u32 = 23;
+    }
+    pub(super) mod debug_annotation {
+        pub(in super::super) const INT_VALUE: u32 = 4;
+        pub(in super::super) const NAME: u32 = 10;
+    }
+}
+
+/// `TrackEvent.Type`.
+#[derive(Clone, Copy)]
+enum EventType {
+    SliceBegin = 1,
+    SliceEnd = 2,
+    Instant = 3,
+}
 
 /// The trace as the bytes of its file.
 pub(crate) fn encode(trace: &Trace) -> Vec<u8> {
-    let mut packet = Vec::new();
+    let mut packets = Packets::default();
     for process in &trace.processes {
-        packet.push(described(process_track(process)));
+        packets.describe(process_track(process));
         for thread in &process.threads {
-            packet.push(described(thread_track(process, thread)));
-            packet.extend(slices(thread));
-            packet.extend(moments(thread));
+            packets.describe(thread_track(process, thread));
+            for edge in thread.edges() {
+                match edge {
+                    Edge::Begin(slice) => packets.event(slice.start_ns, slice_begin(thread, slice)),
+                    Edge::End(slice) => {
+                        packets.event(slice.end_ns, event(thread, EventType::SliceEnd));
+                    }
+                }
+            }
+            for moment in &thread.moments {
+                packets.event(moment.at_ns, instant(thread, moment));
+            }
         }
     }
-    if let Some(first) = packet.first_mut() {
-        first.sequence_flags = Some(STATE_CLEARED);
-    }
-    schema::Trace { packet }.encode_to_vec()
+    packets.trace.into_bytes()
 }
 
-fn process_track(process: &Process) -> TrackDescriptor {
-    let pid = Some(process.pid);
-    let process_name = Some(process.name.clone());
-    TrackDescriptor {
-        uuid: Some(uuid(process.pid)),
-        name: Some(process.name.clone()),
-        process: Some(ProcessDescriptor { pid, process_name }),
-        ..TrackDescriptor::default()
+/// The file so far.
+#[derive(Default)]
+struct Packets {
+    trace: Fields,
+}
+
+impl Packets {
+    fn describe(&mut self, track: Fields) {
+        let mut packet = Fields::default();
+        packet.message(field::trace_packet::TRACK_DESCRIPTOR, track);
+        if self.trace.is_empty() {
+            packet.number(field::trace_packet::SEQUENCE_FLAGS, STATE_CLEARED);
+        }
+        self.push(packet);
+    }
+
+    fn event(&mut self, at_ns: u64, event: Fields) {
+        let mut packet = Fields::default();
+        packet.number(field::trace_packet::TIMESTAMP, at_ns);
+        packet.message(field::trace_packet::TRACK_EVENT, event);
+        self.push(packet);
+    }
+
+    fn push(&mut self, mut packet: Fields) {
+        packet.number(field::trace_packet::TRUSTED_PACKET_SEQUENCE_ID, SEQUENCE);
+        self.trace.message(field::trace::PACKET, packet);
     }
 }
 
-fn thread_track(process: &Process, thread: &Thread) -> TrackDescriptor {
-    let (pid, tid) = (Some(process.pid), Some(thread.tid));
-    let thread_name = Some(thread.name.clone());
-    TrackDescriptor {
-        uuid: Some(uuid(thread.tid)),
-        parent_uuid: Some(uuid(process.pid)),
-        name: Some(thread.name.clone()),
-        thread: Some(ThreadDescriptor { pid, tid, thread_name }),
-        ..TrackDescriptor::default()
-    }
+fn process_track(process: &Process) -> Fields {
+    let mut descriptor = Fields::default();
+    descriptor.number(field::process_descriptor::PID, unsigned(process.pid));
+    descriptor.text(field::process_descriptor::PROCESS_NAME, &process.name);
+    let mut track = Fields::default();
+    track.number(field::track_descriptor::UUID, unsigned(process.pid));
+    track.text(field::track_descriptor::NAME, &process.name);
+    track.message(field::track_descriptor::PROCESS, descriptor);
+    track
 }
 
-/// Numbers of processes and threads lie in ranges of their own, and both above 0.
-fn uuid(number: i32) -> u64 {
+fn thread_track(process: &Process, thread: &Thread) -> Fields {
+    let mut descriptor = Fields::default();
+    descriptor.number(field::thread_descriptor::PID, unsigned(process.pid));
+    descriptor.number(field::thread_descriptor::TID, unsigned(thread.tid));
+    descriptor.text(field::thread_descriptor::THREAD_NAME, &thread.name);
+    let mut track = Fields::default();
+    track.number(field::track_descriptor::UUID, unsigned(thread.tid));
+    track.number(field::track_descriptor::PARENT_UUID, unsigned(process.pid));
+    track.text(field::track_descriptor::NAME, &thread.name);
+    track.message(field::track_descriptor::THREAD, descriptor);
+    track
+}
+
+/// Numbers of processes and threads are above 0 and lie in ranges of their own: they name tracks as well.
+fn unsigned(number: i32) -> u64 {
     u64::from(number.unsigned_abs())
 }
 
-fn described(track: TrackDescriptor) -> TracePacket {
-    TracePacket { track_descriptor: Some(track), ..packet() }
+fn event(thread: &Thread, r#type: EventType) -> Fields {
+    let mut event = Fields::default();
+    event.number(field::track_event::TYPE, r#type as u64);
+    event.number(field::track_event::TRACK_UUID, unsigned(thread.tid));
+    event
 }
 
-fn packet() -> TracePacket {
-    TracePacket { trusted_packet_sequence_id: Some(SEQUENCE), ..TracePacket::default() }
+fn slice_begin(thread: &Thread, slice: &Slice) -> Fields {
+    let mut event = event(thread, EventType::SliceBegin);
+    event.text(field::track_event::NAME, &slice.name());
+    event.text(field::track_event::CATEGORIES, slice.kind.as_str());
+    for (name, value) in slice.facts() {
+        event.message(field::track_event::DEBUG_ANNOTATIONS, annotation(name, value));
+    }
+    event
 }
 
-fn event(thread: &Thread, at_ns: u64, r#type: EventType) -> (TracePacket, TrackEvent) {
-    let packet = TracePacket { timestamp: Some(at_ns), ..packet() };
-    let event = TrackEvent {
-        r#type: Some(r#type.into()),
-        track_uuid: Some(uuid(thread.tid)),
-        ..TrackEvent::default()
-    };
-    (packet, event)
+fn instant(thread: &Thread, Moment { name, step, at_ns: _ }: &Moment) -> Fields {
+    let mut event = event(thread, EventType::Instant);
+    event.text(field::track_event::NAME, name);
+    event.text(field::track_event::CATEGORIES, "moment");
+    event.message(field::track_event::DEBUG_ANNOTATIONS, annotation("step", step.0));
+    event
 }
 
-fn slices(thread: &Thread) -> impl Iterator<Item = TracePacket> {
-    thread.edges().into_iter().map(|edge| match edge {
-        Edge::Begin(slice) => {
-            let (packet, event) = event(thread, slice.start_ns, EventType::SliceBegin);
-            let event = TrackEvent {
-                name: Some(slice.name()),
-                categories: vec![slice.kind.as_str().to_owned()],
-                debug_annotations: annotations(slice),
-                ..event
-            };
-            TracePacket { track_event: Some(event), ..packet }
+fn annotation(name: &str, value: i64) -> Fields {
+    let mut annotation = Fields::default();
+    annotation.text(field::debug_annotation::NAME, name);
+    annotation.number(field::debug_annotation::INT_VALUE, value.cast_unsigned());
+    annotation
+}
+
+/// Protocol buffers' encoding, as far as it is needed: <https://protobuf.dev/programming-guides/encoding>.
+mod wire {
+    const VARINT: u64 = 0;
+    const LENGTH_DELIMITED: u64 = 2;
+
+    /// The fields of one message, in any order.
+    #[derive(Debug, Default)]
+    pub(super) struct Fields {
+        bytes: Vec<u8>,
+    }
+
+    impl Fields {
+        pub(super) fn is_empty(&self) -> bool {
+            self.bytes.is_empty()
         }
-        Edge::End(slice) => {
-            let (packet, event) = event(thread, slice.end_ns, EventType::SliceEnd);
-            TracePacket { track_event: Some(event), ..packet }
+
+        pub(super) fn into_bytes(self) -> Vec<u8> {
+            self.bytes
         }
-    })
-}
 
-fn annotations(slice: &Slice) -> Vec<DebugAnnotation> {
-    let facts = slice.facts();
-    facts.map(|(name, value)| annotation(name, value)).collect()
-}
+        /// Of the types `uint32`, `uint64`, `int32`, `int64` and enums; one below 0 as its two's complement of 64 bits.
+        pub(super) fn number(&mut self, field: u32, value: u64) {
+            self.key(field, VARINT);
+            self.varint(value);
+        }
 
-fn annotation(name: &str, value: i64) -> DebugAnnotation {
-    DebugAnnotation { name: Some(name.to_owned()), int_value: Some(value) }
-}
+        pub(super) fn text(&mut self, field: u32, text: &str) {
+            self.delimited(field, text.as_bytes());
+        }
 
-fn moments(thread: &Thread) -> impl Iterator<Item = TracePacket> {
-    thread.moments.iter().map(|Moment { name, step, at_ns }| {
-        let (packet, event) = event(thread, *at_ns, EventType::Instant);
-        let event = TrackEvent {
-            name: Some(name.clone()),
-            categories: vec!["moment".to_owned()],
-            debug_annotations: vec![annotation("step", step.0)],
-            ..event
-        };
-        TracePacket { track_event: Some(event), ..packet }
-    })
-}
+        pub(super) fn message(&mut self, field: u32, message: Fields) {
+            self.delimited(field, &message.bytes);
+        }
 
-/// Those of Perfetto's published messages and fields that are written here, under their names and numbers
-/// (`protos/perfetto/trace/perfetto_trace.proto`). A test decodes a file with the whole of the published schema.
-mod schema {
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct Trace {
-        #[prost(message, repeated, tag = "1")]
-        pub(super) packet: Vec<TracePacket>,
+        fn delimited(&mut self, field: u32, bytes: &[u8]) {
+            self.key(field, LENGTH_DELIMITED);
+            self.varint(bytes.len() as u64);
+            self.bytes.extend_from_slice(bytes);
+        }
+
+        fn key(&mut self, field: u32, wire_type: u64) {
+            self.varint(u64::from(field) << 3 | wire_type);
+        }
+
+        /// Seven bits a byte, the low ones first; the eighth says that there are more.
+        fn varint(&mut self, mut value: u64) {
+            while 0x80 <= value {
+                self.bytes.push((value & 0x7f) as u8 | 0x80);
+                value >>= 7;
+            }
+            self.bytes.push(value as u8);
+        }
     }
 
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct TracePacket {
-        /// Nanoseconds.
-        #[prost(uint64, optional, tag = "8")]
-        pub(super) timestamp: Option<u64>,
-        #[prost(uint32, optional, tag = "10")]
-        pub(super) trusted_packet_sequence_id: Option<u32>,
-        #[prost(message, optional, tag = "11")]
-        pub(super) track_event: Option<TrackEvent>,
-        #[prost(uint32, optional, tag = "13")]
-        pub(super) sequence_flags: Option<u32>,
-        #[prost(message, optional, tag = "60")]
-        pub(super) track_descriptor: Option<TrackDescriptor>,
-    }
+    #[cfg(test)]
+    mod tests {
+        use super::*;
 
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct TrackDescriptor {
-        #[prost(uint64, optional, tag = "1")]
-        pub(super) uuid: Option<u64>,
-        #[prost(string, optional, tag = "2")]
-        pub(super) name: Option<String>,
-        #[prost(message, optional, tag = "3")]
-        pub(super) process: Option<ProcessDescriptor>,
-        #[prost(message, optional, tag = "4")]
-        pub(super) thread: Option<ThreadDescriptor>,
-        #[prost(uint64, optional, tag = "5")]
-        pub(super) parent_uuid: Option<u64>,
-    }
-
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct ProcessDescriptor {
-        #[prost(int32, optional, tag = "1")]
-        pub(super) pid: Option<i32>,
-        #[prost(string, optional, tag = "6")]
-        pub(super) process_name: Option<String>,
-    }
-
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct ThreadDescriptor {
-        #[prost(int32, optional, tag = "1")]
-        pub(super) pid: Option<i32>,
-        #[prost(int32, optional, tag = "2")]
-        pub(super) tid: Option<i32>,
-        #[prost(string, optional, tag = "5")]
-        pub(super) thread_name: Option<String>,
-    }
-
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct TrackEvent {
-        #[prost(message, repeated, tag = "4")]
-        pub(super) debug_annotations: Vec<DebugAnnotation>,
-        #[prost(enumeration = "EventType", optional, tag = "9")]
-        pub(super) r#type: Option<i32>,
-        #[prost(uint64, optional, tag = "11")]
-        pub(super) track_uuid: Option<u64>,
-        #[prost(string, repeated, tag = "22")]
-        pub(super) categories: Vec<String>,
-        #[prost(string, optional, tag = "23")]
-        pub(super) name: Option<String>,
-    }
-
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
-    #[repr(i32)]
-    pub(super) enum EventType {
-        Unspecified = 0,
-        SliceBegin = 1,
-        SliceEnd = 2,
-        Instant = 3,
-    }
-
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct DebugAnnotation {
-        #[prost(int64, optional, tag = "4")]
-        pub(super) int_value: Option<i64>,
-        #[prost(string, optional, tag = "10")]
-        pub(super) name: Option<String>,
+        #[test]
+        fn numbers_and_texts_are_encoded_as_in_the_format_s_own_examples() {
+            let mut fields = Fields::default();
+            fields.number(1, 150);
+            fields.text(2, "testing");
+            let mut whole = Fields::default();
+            whole.message(3, fields);
+            whole.number(1, (-2_i64).cast_unsigned());
+            let expected = b"\x1a\x0c\x08\x96\x01\x12\x07testing\
+                             \x08\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01";
+            assert_eq!(whole.into_bytes(), expected);
+        }
     }
 }
