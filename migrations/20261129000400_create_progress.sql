@@ -33,6 +33,24 @@ CREATE TABLE ledger_entry (
 );
 CREATE INDEX ledger_entry_of_job ON ledger_entry (job_id, step);
 
+-- What one rank did in one step: a row a step and rank, so that a page of a timeline is few rows. Times of spans are nanoseconds
+-- after began_ns, which is on the node's monotonic clock; clock_at and clock_ns are one moment on both of the node's clocks.
+CREATE TABLE step_timeline (
+    project_id uuid NOT NULL REFERENCES project,
+    job_id     uuid NOT NULL REFERENCES job ON DELETE CASCADE,
+    attempt_id uuid NOT NULL REFERENCES attempt ON DELETE CASCADE,
+    step       bigint NOT NULL,
+    rank       integer NOT NULL,
+    generation bigint NOT NULL,
+    node_id    uuid NOT NULL REFERENCES node,
+    clock_at   timestamptz NOT NULL,
+    clock_ns   bigint NOT NULL,
+    began_ns   bigint NOT NULL,
+    spans      jsonb NOT NULL,
+    dropped    bigint NOT NULL,
+    PRIMARY KEY (attempt_id, step, rank)
+);
+
 CREATE TABLE log_line (
     project_id uuid NOT NULL REFERENCES project,
     job_id     uuid NOT NULL REFERENCES job,

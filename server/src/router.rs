@@ -54,6 +54,7 @@ fn json_routes() -> OpenApiRouter<App> {
         .routes(routes!(progress::http::metrics))
         .routes(routes!(progress::http::log))
         .routes(routes!(progress::http::ledger))
+        .routes(routes!(progress::http::timeline))
         .routes(routes!(nodes::http::list))
 }
 

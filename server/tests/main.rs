@@ -16,4 +16,5 @@ mod openapi;
 mod problems;
 mod schema;
 mod secrets;
+mod timeline;
 mod tokens;

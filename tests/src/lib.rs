@@ -10,7 +10,8 @@ pub use service::{LEASE, Service};
 
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
+use camino::Utf8PathBuf;
 use lockstep_api::{JobId, JobView};
 use lockstep_client::Client;
 
@@ -72,4 +73,18 @@ pub async fn wait_for_job(
 )]
 pub fn now() -> chrono::DateTime<chrono::Utc> {
     chrono::Utc::now()
+}
+
+/// The interpreter that `cargo xtask setup` gave the reference libraries.
+///
+/// # Errors
+/// When nothing says where it is.
+#[expect(clippy::disallowed_methods, reason = "a test's own settings")]
+pub fn python() -> anyhow::Result<Utf8PathBuf> {
+    if let Ok(path) = std::env::var("LOCKSTEP_PYTHON") {
+        return Ok(path.into());
+    }
+    let home = std::env::var("HOME").context("HOME is not set")?;
+    let cache = std::env::var("XDG_CACHE_HOME").unwrap_or_else(|_| format!("{home}/.cache"));
+    Ok(Utf8PathBuf::from(cache).join("lockstep/python/bin/python"))
 }

@@ -4,9 +4,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use camino::Utf8PathBuf;
 use lockstep_api::{JobState, JobView};
-use lockstep_e2e::{Service, wait_for_job};
+use lockstep_e2e::{Service, python, wait_for_job};
 
 const JOB: &str = "examples/digits/job.toml";
 const WHOLE_JOB: Duration = Duration::from_secs(120);
@@ -83,15 +82,4 @@ print(tensors['layers.0.weight'].shape, tensors['layers.0.weight'].dtype)";
     anyhow::ensure!(python.status.success(), "{}", String::from_utf8_lossy(&python.stderr));
     assert_eq!(String::from_utf8(python.stdout)?.trim(), "(128, 64) float32");
     Ok(())
-}
-
-/// The interpreter that `cargo xtask setup` gave the reference library.
-#[expect(clippy::disallowed_methods, reason = "a test's own settings")]
-fn python() -> anyhow::Result<Utf8PathBuf> {
-    if let Ok(path) = std::env::var("LOCKSTEP_PYTHON") {
-        return Ok(path.into());
-    }
-    let home = std::env::var("HOME").context("HOME is not set")?;
-    let cache = std::env::var("XDG_CACHE_HOME").unwrap_or_else(|_| format!("{home}/.cache"));
-    Ok(Utf8PathBuf::from(cache).join("lockstep/python/bin/python"))
 }

@@ -73,18 +73,21 @@ pub(crate) fn apt_install(packages: &[&str]) -> anyhow::Result<()> {
     shell::run(&mut install).with_context(|| format!("by hand: {by_hand}"))
 }
 
-/// The reference `safetensors` library, in an environment of its own: a test opens our checkpoints with it.
+/// The reference libraries, in an environment of their own: tests open our checkpoints with `safetensors`, and read our traces
+/// with the schema that `perfetto` brings along.
 fn python_packages() -> anyhow::Result<()> {
     let python = python()?;
-    if python.parent().is_some_and(|bin| bin.join(".has-safetensors").exists()) {
+    let bin = python.parent().context("an interpreter lies in a folder")?;
+    // Named after what it says is there: another list is another file.
+    let packages = ["safetensors==0.8.0", "numpy", "perfetto==0.59.1"];
+    let is_whole = bin.join(format!(".has-{}", packages.join("-")));
+    if is_whole.exists() {
         return Ok(());
     }
-    let bin = python.parent().context("an interpreter lies in a folder")?;
     let folder = bin.parent().context("that folder lies in an environment")?;
     shell::run(Command::new("python3").args(["-m", "venv", "--clear", folder.as_str()]))?;
-    let packages = ["safetensors==0.8.0", "numpy"];
     shell::run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))?;
-    std::fs::write(bin.join(".has-safetensors"), "").context("marking the environment as whole")
+    std::fs::write(is_whole, "").context("marking the environment as whole")
 }
 
 /// The interpreter of that environment.

@@ -14,8 +14,8 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AttemptId, DatasetFile, Digest, FailureCode, FileManifest, Generation, Inventory, JobId,
-    JobSpec, LedgerEntry, LogLevel, LogSource, NodeId, Phase, Rank, Step,
+    AttemptId, ClockAnchor, DatasetFile, Digest, FailureCode, FileManifest, Generation, Inventory,
+    JobId, JobSpec, LedgerEntry, LogLevel, LogSource, NodeId, Phase, Rank, Step, StepSpans,
 };
 
 /// Longest park of a poll, seconds.
@@ -273,6 +273,13 @@ pub enum Report {
         step: Step,
         /// `(name, value)`: `eval/loss`, `eval/accuracy`, …; null when not finite.
         metrics: Vec<NamedValue>,
+    },
+    /// What ranks did in some steps, and for how long.
+    Timeline {
+        /// The node's clocks: the same in every report of an attempt.
+        clock: ClockAnchor,
+        /// Each rank's in order.
+        steps: Vec<StepSpans>,
     },
     /// Lines of log.
     Log {

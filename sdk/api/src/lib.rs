@@ -12,6 +12,7 @@ mod sample;
 mod spec;
 mod state;
 mod state_dict;
+mod timeline;
 
 pub use agent::*;
 pub use check::*;
@@ -25,3 +26,4 @@ pub use sample::*;
 pub use spec::*;
 pub use state::*;
 pub use state_dict::*;
+pub use timeline::*;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AttemptId, FailureReport, Generation, JobId, JobSpec, LogLevel, LogSource, NamedValue, Rank,
-    Step, StepReport,
+    Step, StepReport, StepSpans,
 };
 
 /// The whole environment that an agent gives its ranks.
@@ -108,6 +108,11 @@ pub enum RankMessage {
         step: Step,
         /// Its values.
         metrics: Vec<NamedValue>,
+    },
+    /// What the rank did in some steps, and for how long.
+    Timeline {
+        /// In order.
+        steps: Vec<StepSpans>,
     },
     /// A line of log.
     Log {

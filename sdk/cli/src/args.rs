@@ -88,6 +88,8 @@ pub(crate) enum Verb {
     Show(JobArgs),
     /// Print a job's log
     Logs(LogsArgs),
+    /// Write what each rank did in its steps to a file for a trace viewer
+    Trace(TraceArgs),
     /// Ask a job to end
     Cancel(JobArgs),
     /// List and fetch checkpoints
@@ -194,6 +196,29 @@ pub(crate) struct LogsArgs {
     /// Begin with the last so many lines [default: all]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=5000))]
     pub(crate) tail: Option<u32>,
+}
+
+/// Of `trace`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+FILE ends in .json (Chrome's trace event format: ui.perfetto.dev, speedscope, chrome://tracing), or in
+.perfetto-trace or .pftrace (Perfetto's own, for large traces). Times of several nodes are laid side by side
+by their wall clocks, as of the beginning of an attempt. Which steps there are, `[trace]` of the job says.")]
+pub(crate) struct TraceArgs {
+    /// Id, or a name (the newest job of that name)
+    pub(crate) job: String,
+    /// Where to
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Utf8PathBuf,
+    /// Only this step and later ones
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(0..))]
+    pub(crate) from_step: Option<i64>,
+    /// Only this step and earlier ones
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(0..))]
+    pub(crate) to_step: Option<i64>,
+    /// Write over what is there
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// `checkpoint …`

@@ -9,6 +9,7 @@ mod job_file;
 mod out;
 mod programs;
 mod settings;
+mod trace;
 mod up;
 mod upload;
 mod verbs;
@@ -57,6 +58,7 @@ async fn run(cli: Cli, out: Out) -> anyhow::Result<()> {
         Verb::Show(args) => verbs::jobs::show(global, args, out).await,
         Verb::Cancel(args) => verbs::jobs::cancel(global, args, out).await,
         Verb::Logs(args) => verbs::logs::logs(global, args, out).await,
+        Verb::Trace(args) => verbs::trace::trace(global, args, out).await,
         Verb::Checkpoint(verb) => verbs::checkpoints::run(global, verb, out).await,
         Verb::Sample(args) => verbs::sample::sample(global, args, out).await,
         Verb::Nodes => verbs::nodes::nodes(global, out).await,

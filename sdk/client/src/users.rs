@@ -4,8 +4,8 @@ use bytes::Bytes;
 use lockstep_api::{
     CreateJoinToken, CreateToken, DatasetView, Digest, FileManifest, JobId, JobSpec, JobSummary,
     JobView, JoinToken, LedgerView, ListJobs, LogLine, Me, MetricSeries, MissingRequest,
-    MissingResponse, NewToken, NodeView, Page, ReadLog, RegisterDataset, Step, TokenId, TokenList,
-    TokenView,
+    MissingResponse, NewToken, NodeView, Page, ReadLog, ReadTimeline, RegisterDataset, Step,
+    StepTimeline, TokenId, TokenList, TokenView,
 };
 use reqwest::Method;
 use reqwest::header::HeaderValue;
@@ -203,6 +203,32 @@ impl Client {
     /// Which samples each step of a job used.
     pub async fn ledger(&self, id: JobId) -> Result<LedgerView, ClientError> {
         self.repeat(self.call(Method::GET, &["v1", "jobs", &id.to_string(), "ledger"])).await
+    }
+
+    /// One page of what each rank did in each step that it kept a timeline of, by attempt, step and rank.
+    pub async fn timeline(
+        &self,
+        id: JobId,
+        query: &ReadTimeline,
+    ) -> Result<Page<StepTimeline>, ClientError> {
+        let ReadTimeline { from_step, to_step, rank, limit, cursor } = query;
+        let mut call = self.call(Method::GET, &["v1", "jobs", &id.to_string(), "timeline"]);
+        if let Some(step) = from_step {
+            call = call.query("from_step", step);
+        }
+        if let Some(step) = to_step {
+            call = call.query("to_step", step);
+        }
+        if let Some(rank) = rank {
+            call = call.query("rank", rank);
+        }
+        if let Some(limit) = limit {
+            call = call.query("limit", limit);
+        }
+        if let Some(cursor) = cursor {
+            call = call.query("cursor", cursor);
+        }
+        self.repeat(call).await
     }
 
     /// Every node of the organisation.

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use lockstep_api::{
-    AttemptId, Fence, JobEventKind, JobId, NamedValue, NumberedReport, Rank, Report,
-    ReportResponse, ReportedLine, Step, StepReport,
+    AttemptId, ClockAnchor, Fence, JobEventKind, JobId, MAX_SPANS, NamedValue, NumberedReport,
+    Rank, Report, ReportResponse, ReportedLine, Step, StepReport, StepSpans,
 };
 use lockstep_core::{Event, StepError, Word};
 use sqlx::PgConnection;
@@ -16,8 +16,8 @@ use crate::attempts::store;
 use crate::nodes;
 use crate::nodes::caller::NodeCaller;
 use crate::problem::Problem;
-use crate::progress::store::{self as progress, LOSS, Point};
-use crate::progress::text::is_metric_name;
+use crate::progress::store::{self as progress, LOSS, Point, Timed};
+use crate::progress::text::{is_metric_name, storable_time};
 
 /// Reports of one batch.
 pub(crate) const REPORTS_PER_BATCH: usize = 500;
@@ -29,6 +29,8 @@ const METRICS_PER_STEP: usize = 100;
 const ENDPOINTS_PER_RANK: usize = 16;
 /// Lines of one report.
 const LINES_PER_REPORT: usize = 5000;
+/// Timelines of steps in one report.
+const TIMELINES_PER_REPORT: usize = 5000;
 
 /// Takes a batch whose numbers ascend. What was handled before is skipped.
 pub(crate) async fn take(
@@ -74,6 +76,7 @@ struct Batch {
     steps: BTreeMap<AttemptId, Vec<StepReport>>,
     points: BTreeMap<AttemptId, Vec<Point>>,
     lines: BTreeMap<AttemptId, Vec<ReportedLine>>,
+    timed: BTreeMap<AttemptId, Vec<Timed>>,
 }
 
 async fn one(
@@ -115,7 +118,21 @@ async fn one(
             }
             return Ok(answer);
         }
-        Report::Log { lines } => return Ok(log(drive, node, fence, lines, batch)),
+        Report::Log { lines } => {
+            let answer = last_words(drive, node, fence);
+            if answer.is_ok() {
+                let lines = lines.into_iter().take(LINES_PER_REPORT);
+                batch.lines.entry(id).or_default().extend(lines);
+            }
+            return Ok(answer);
+        }
+        Report::Timeline { clock, steps } => {
+            let answer = last_words(drive, node, fence);
+            if answer.is_ok() {
+                batch.timed.entry(id).or_default().extend(timed(drive, node, fence, clock, steps));
+            }
+            return Ok(answer);
+        }
         Report::RankExited { rank, exit } => {
             let answer = drive.step(db, id, said(Word::RankExited { rank, exit })).await?;
             if answer.is_ok() {
@@ -173,13 +190,7 @@ async fn listens(
 }
 
 /// The last words of an attempt that has ended still help: they are taken until its job has a newer attempt.
-fn log(
-    drive: &Drive<'_>,
-    node: NodeCaller,
-    fence: Fence,
-    lines: Vec<ReportedLine>,
-    batch: &mut Batch,
-) -> Result<(), StepError> {
+fn last_words(drive: &Drive<'_>, node: NodeCaller, fence: Fence) -> Result<(), StepError> {
     let attempt = drive.attempt(fence.attempt_id).ok_or(StepError::Over)?;
     let held = attempt.core.gang.generation;
     if held != fence.generation {
@@ -191,12 +202,32 @@ fn log(
     if drive.job(attempt.job_id).is_none_or(|job| job.core.generation != held) {
         return Err(StepError::Over);
     }
-    batch
-        .lines
-        .entry(fence.attempt_id)
-        .or_default()
-        .extend(lines.into_iter().take(LINES_PER_REPORT));
     Ok(())
+}
+
+/// Timelines of the node's own ranks, with numbers that the table takes.
+fn timed(
+    drive: &Drive<'_>,
+    node: NodeCaller,
+    Fence { attempt_id, generation }: Fence,
+    clock: ClockAnchor,
+    steps: Vec<StepSpans>,
+) -> Vec<Timed> {
+    let Some(attempt) = drive.attempt(attempt_id) else { return Vec::new() };
+    let clock = ClockAnchor { at: storable_time(clock.at), ..clock };
+    let is_sane = |it: &StepSpans| {
+        let member = attempt.core.gang.members.get(&it.rank);
+        let is_own = member.is_some_and(|member| member.node == node.node_id);
+        let is_sane = is_own && it.spans.len() <= MAX_SPANS;
+        let is_sane = is_sane && 0 <= it.step.0 && 0 <= it.began_ns && 0 <= it.dropped;
+        if !is_sane {
+            tracing::warn!(node.id = %node.node_id, attempt.id = %attempt_id, rank = %it.rank, step = %it.step, "an impossible timeline is left out");
+        }
+        is_sane
+    };
+    let steps = steps.into_iter().take(TIMELINES_PER_REPORT).filter(is_sane);
+    let timed = |spans| Timed { generation, node_id: node.node_id, clock, spans };
+    steps.map(timed).collect()
 }
 
 /// Steps whose numbers the tables take. What a node makes up must not keep its other reports from being handled.
@@ -249,6 +280,10 @@ impl Batch {
             let Some((project, job)) = owner(drive, id) else { continue };
             progress::insert_lines(db, project, job, id, &lines).await?;
             drive.note(job, JobEventKind::Log);
+        }
+        for (id, timed) in std::mem::take(&mut self.timed) {
+            let Some((project, job)) = owner(drive, id) else { continue };
+            progress::insert_timed(db, project, job, id, &timed).await?;
         }
         Ok(())
     }

@@ -1,7 +1,10 @@
-//! `/v1/jobs/{id}/metrics`, `/log`, `/ledger`: HTTP in, HTTP out.
+//! `/v1/jobs/{id}/metrics`, `/log`, `/ledger`, `/timeline`: HTTP in, HTTP out.
 
 use axum::extract::State;
-use lockstep_api::{JobId, LedgerView, LogLine, MetricSeries, ProblemBody, ReadLog, Step};
+use lockstep_api::{
+    JobId, LedgerView, LogLine, MetricSeries, Page, ProblemBody, ReadLog, ReadTimeline, Step,
+    StepTimeline,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::app::App;
@@ -10,6 +13,7 @@ use crate::db::Tx;
 use crate::extract::{Caller, Json, Path, Query};
 use crate::jobs::store::lifecycle;
 use crate::problem::Problem;
+use crate::progress::place::TimelinePlace;
 use crate::progress::store;
 use crate::progress::text::is_metric_name;
 
@@ -17,6 +21,10 @@ use crate::progress::text::is_metric_name;
 const LINES_DEFAULT: u32 = 1000;
 /// Most lines of one answer.
 const LINES_MAX: u32 = 5000;
+/// Rows of a timeline in one answer, if the query does not say.
+const TIMELINE_DEFAULT: u32 = 200;
+/// Most rows of a timeline in one answer.
+const TIMELINE_MAX: u32 = 1000;
 
 /// Which metrics.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -123,4 +131,42 @@ pub(crate) async fn ledger(
     tx.rollback().await?;
     let complete_epochs = lockstep_core::complete_epochs(&entries, samples_per_epoch);
     Ok(Json(LedgerView { entries, samples_per_epoch: Some(samples_per_epoch), complete_epochs }))
+}
+
+/// What each rank did in the steps of which it keeps a timeline, of all attempts: by attempt, step and rank.
+#[utoipa::path(
+    get, path = "/v1/jobs/{id}/timeline", operation_id = "get_job_timeline", tag = "jobs",
+    params(
+        ("id" = JobId, Path), ("from_step" = Option<i64>, Query), ("to_step" = Option<i64>, Query),
+        ("rank" = Option<i32>, Query), ("limit" = Option<u32>, Query, minimum = 1, maximum = 1000),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before"),
+    ),
+    responses((status = 200, body = Page<StepTimeline>), (status = 404, body = ProblemBody)),
+)]
+#[tracing::instrument(skip_all, fields(job.id = %id))]
+pub(crate) async fn timeline(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<JobId>,
+    Query(query): Query<ReadTimeline>,
+) -> Result<Json<Page<StepTimeline>>, Problem> {
+    let ReadTimeline { from_step, to_step, rank, limit, cursor } = query;
+    let limit = limit.unwrap_or(TIMELINE_DEFAULT);
+    if !(1..=TIMELINE_MAX).contains(&limit) {
+        return Err(Problem::field("limit", format!("expected 1 to {TIMELINE_MAX}, got {limit}")));
+    }
+    let after = cursor.as_deref().map(TimelinePlace::parse).transpose()?;
+    let mut tx = of_job(&app, &caller, id).await?;
+    let branch = attempts::branch(&mut tx, id).await?;
+    // One more than asked for tells whether there is a next page.
+    let wanted =
+        store::TimelineQuery { from_step, to_step, rank, after, limit: i64::from(limit) + 1 };
+    let mut items = store::timeline(&mut tx, id, &branch, wanted).await?;
+    tx.rollback().await?;
+    let mut next_cursor = None;
+    if usize::try_from(limit).is_ok_and(|limit| limit < items.len()) {
+        items.pop();
+        next_cursor = items.last().map(|row| TimelinePlace::of(row).to_string());
+    }
+    Ok(Json(Page { items, next_cursor }))
 }

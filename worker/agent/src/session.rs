@@ -291,7 +291,7 @@ impl Session {
             let verdict = Report::Failed(own_failure(FailureCode::PrepareFailed, text));
             for report in [verdict, Report::Stopped] {
                 match self.node.spool.append(fence, report) {
-                    Kept::Yes(_) | Kept::TooMuchLog => {}
+                    Kept::Yes(_) | Kept::TooMuch => {}
                 }
             }
         }

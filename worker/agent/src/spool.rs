@@ -22,6 +22,8 @@ use crate::files::replace_file;
 pub(crate) const SPOOL_CAP_BYTES: u64 = 256 << 20;
 /// Logs are dropped once this part of the cap waits, so that steps still fit.
 const LOG_SHARE_DIVISOR: u64 = 2;
+/// Timelines are dropped before logs are: they explain less.
+const TIMELINE_SHARE_DIVISOR: u64 = 4;
 /// Acknowledged bytes are given back to the disk from this size of the file on.
 const COMPACT_BYTES: u64 = 4 << 20;
 
@@ -36,8 +38,8 @@ struct Header {
 pub(crate) enum Kept {
     /// Under this number.
     Yes(i64),
-    /// Too much waits already; only lines of log are turned away.
-    TooMuchLog,
+    /// Too much waits already; only lines of log and timelines are turned away.
+    TooMuch,
 }
 
 #[derive(Debug)]
@@ -119,9 +121,22 @@ impl Spool {
     /// Numbers a report and writes it down.
     pub(crate) fn append(&self, fence: Fence, report: Report) -> Kept {
         let mut inner = self.lock();
-        let log_cap = self.cap_bytes / LOG_SHARE_DIVISOR;
-        if matches!(report, Report::Log { .. }) && log_cap < inner.waiting_bytes {
-            return Kept::TooMuchLog;
+        let cap = match report {
+            Report::Log { .. } => self.cap_bytes / LOG_SHARE_DIVISOR,
+            Report::Timeline { .. } => self.cap_bytes / TIMELINE_SHARE_DIVISOR,
+            Report::RankListens { .. }
+            | Report::Prepared
+            | Report::RankStarted { .. }
+            | Report::GroupFormed { .. }
+            | Report::Steps { .. }
+            | Report::Evaluated { .. }
+            | Report::RankExited { .. }
+            | Report::Failed(_)
+            | Report::Finished
+            | Report::Stopped => u64::MAX,
+        };
+        if cap < inner.waiting_bytes {
+            return Kept::TooMuch;
         }
         let seq = inner.next_seq;
         inner.next_seq += 1;

@@ -1,6 +1,6 @@
 //! The spool: bounds, trimming, and a crash at any byte.
 
-use lockstep_api::Rank;
+use lockstep_api::{ClockAnchor, Rank};
 use proptest::prelude::*;
 
 use super::*;
@@ -21,7 +21,7 @@ fn report(pid: i32) -> Report {
 fn append(spool: &Spool, pid: i32) -> i64 {
     match spool.append(fence(1, 1), report(pid)) {
         Kept::Yes(seq) => seq,
-        Kept::TooMuchLog => unreachable!("no log was appended"),
+        Kept::TooMuch => unreachable!("neither log nor timeline was appended"),
     }
 }
 
@@ -55,11 +55,26 @@ fn when_much_waits_logs_are_turned_away_and_ranks_held_back() {
     while !spool.is_full() {
         append(&spool, 1);
     }
-    assert_eq!(spool.append(fence(1, 1), log()), Kept::TooMuchLog);
+    assert_eq!(spool.append(fence(1, 1), log()), Kept::TooMuch);
     assert!(matches!(spool.append(fence(1, 1), Report::Finished), Kept::Yes(_)));
     spool.ack(*spool.newest().borrow());
     assert!(!spool.is_full());
     assert!(matches!(spool.append(fence(1, 1), log()), Kept::Yes(_)));
+}
+
+#[test]
+fn timelines_are_turned_away_before_logs_are() {
+    let (_keep, path) = folder();
+    let spool = Spool::open(&path, 4000).unwrap();
+    let clock = ClockAnchor { at: chrono::DateTime::UNIX_EPOCH, monotonic_ns: 0 };
+    let timeline = || Report::Timeline { clock, steps: Vec::new() };
+    let mut kept = 0;
+    while let Kept::Yes(_) = spool.append(fence(1, 1), timeline()) {
+        kept += 1;
+    }
+    assert!(1 < kept);
+    let log = Report::Log { lines: Vec::new() };
+    assert!(matches!(spool.append(fence(1, 1), log), Kept::Yes(_)));
 }
 
 #[test]

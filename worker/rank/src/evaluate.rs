@@ -101,7 +101,9 @@ impl Trainer {
             row.copy_from_slice(&self.evaluate_grain(&samples)?);
         }
         table[total * COLUMNS] = f64::from(u8::from(self.link.is_stop_requested()));
-        self.ready.reducer.all_reduce_f64(&mut table).map_err(|error| Failure::of_group(&error))?;
+        let reducer = &mut self.ready.reducer;
+        let reduced = self.position.timeline().wait(|| reducer.all_reduce_f64(&mut table));
+        reduced.map_err(|error| Failure::of_group(&error))?;
         for row in table[..total * COLUMNS].chunks_exact(COLUMNS) {
             for (sum, value) in sums.iter_mut().zip(row) {
                 *sum += value;

@@ -9,6 +9,7 @@ mod setup;
 mod shard;
 mod start;
 mod statistics;
+mod timeline;
 mod update;
 
 mod evaluate;

@@ -16,7 +16,7 @@ use lockstep_api::{AgentMessage, LogLevel, LogSource, Rank, RankMessage};
 
 /// Messages that may wait for the agent. A step is one message, so this is many steps' worth.
 const QUEUE_CAP: usize = 1024;
-/// Log lines leave this much of the queue to everything else; beyond it they are counted and dropped.
+/// Log lines and timelines leave this much of the queue to everything else; beyond it they are counted and dropped.
 const LOG_QUEUE_CAP: usize = QUEUE_CAP * 3 / 4;
 /// Of one log line.
 const LOG_LINE_BYTES: usize = 8 * 1024;
@@ -105,6 +105,17 @@ impl AgentLink {
         }
         queue.waiting.push_back(message);
         self.shared.changed.notify_all();
+    }
+
+    /// Queues a message that may as well be lost, unless messages come faster than they leave. Says whether it did.
+    pub(crate) fn offer(&self, message: RankMessage) -> bool {
+        let mut queue = self.lock();
+        let has_room = queue.waiting.len() < LOG_QUEUE_CAP;
+        if has_room {
+            queue.waiting.push_back(message);
+            self.shared.changed.notify_all();
+        }
+        has_room
     }
 
     /// Queues a line of log, or drops it when lines come faster than they leave. Cut at 8 KiB.

@@ -6,11 +6,14 @@ use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use lockstep_api::{Phase, Step};
 use lockstep_shm::FlightRecord;
 
-/// Writes to the flight record, which cannot be read back by its writer, so it is also kept here.
+use crate::timeline::Timeline;
+
+/// Writes to the flight record, which cannot be read back by its writer, so it is also kept here; and to the timeline.
 #[derive(Debug, Clone)]
 pub(crate) struct Position {
     record: Arc<FlightRecord>,
     now: Arc<Now>,
+    timeline: Timeline,
 }
 
 #[derive(Debug, Default)]
@@ -21,10 +24,11 @@ struct Now {
 
 impl Position {
     /// Wraps the record; the phase is `starting`, the step 0.
-    pub(crate) fn new(record: FlightRecord) -> Self {
-        let position = Self { record: Arc::new(record), now: Arc::default() };
+    pub(crate) fn new(record: FlightRecord, timeline: Timeline) -> Self {
+        let position = Self { record: Arc::new(record), now: Arc::default(), timeline };
         position.enter(Phase::Starting);
-        position.begin_step(Step(0));
+        // Not a step of the timeline: none is done before the first one begins.
+        position.record.set_step(0);
         position
     }
 
@@ -33,14 +37,21 @@ impl Position {
         &self.record
     }
 
+    /// What happens when, beside where the rank is.
+    pub(crate) fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
     /// A new phase begins.
     pub(crate) fn enter(&self, phase: Phase) {
+        self.timeline.enter(phase);
         self.now.phase.store(phase as u32, Ordering::Relaxed);
         self.record.set_phase(phase as u32);
     }
 
     /// A new step begins.
     pub(crate) fn begin_step(&self, step: Step) {
+        self.timeline.begin_step(step);
         self.now.step.store(step.0, Ordering::Relaxed);
         self.record.set_step(step.0);
     }

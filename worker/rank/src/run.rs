@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::link::{AgentLink, STATUS_PANIC, leave};
 use crate::position::Position;
 use crate::setup;
+use crate::timeline::Timeline;
 use crate::train::Trainer;
 
 /// Exit status when training is over and the agent has said that everything is safe.
@@ -18,6 +19,8 @@ const STATUS_DONE: u8 = 0;
 const STATUS_FAILED: u8 = 1;
 /// For last words after a panic.
 const PANIC_FLUSH_LIMIT: Duration = Duration::from_secs(1);
+/// For the timeline of a step that failed: well within what the agent grants after a failure.
+const FAILED_TIMELINE_LIMIT: Duration = Duration::from_millis(200);
 
 /// Trains as one rank. Returns the exit status.
 ///
@@ -31,7 +34,9 @@ pub fn run(config: &RankConfig) -> anyhow::Result<u8> {
         .with_context(|| format!("connecting to the agent at {}", config.socket_path))?;
     let record = FlightRecord::create(&config.flight_record_path, rank)
         .with_context(|| format!("making the flight record {}", config.flight_record_path))?;
-    let position = Position::new(record);
+    let timeline = Timeline::start(&config.spec.trace, config.rank, &link)
+        .context("starting the thread of the timeline")?;
+    let position = Position::new(record, timeline);
     report_panics(config, &link, &position);
     if train(config, &link, &position).is_err() {
         return Ok(STATUS_FAILED);
@@ -48,6 +53,7 @@ fn train(config: &RankConfig, link: &AgentLink, position: &Position) -> Result<(
         .map_err(|failure| report(&failure, link, position, timeout))?;
     let mut trainer = Trainer::new(config, link, position, ready);
     trainer.run().map_err(|failure| report(&failure, link, position, timeout))?;
+    position.timeline().finish(timeout);
     trainer.close();
     Ok(())
 }
@@ -58,6 +64,7 @@ struct Reported;
 fn report(failure: &Failure, link: &AgentLink, position: &Position, limit: Duration) -> Reported {
     link.log(LogSource::Rank, LogLevel::Error, &failure.to_string());
     link.send(RankMessage::Failed(failure.report(position)));
+    position.timeline().finish(FAILED_TIMELINE_LIMIT);
     link.flush(limit);
     Reported
 }

@@ -69,6 +69,8 @@ impl Trainer {
         if buffers.is_empty() || self.statistics.reduction == Reduction::FixedTree {
             return Ok(());
         }
-        self.ready.reducer.broadcast(0, buffers).map_err(|error| Failure::of_group(&error))
+        let reducer = &mut self.ready.reducer;
+        let shared = self.position.timeline().wait(|| reducer.broadcast(0, buffers));
+        shared.map_err(|error| Failure::of_group(&error))
     }
 }

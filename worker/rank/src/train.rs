@@ -75,6 +75,7 @@ impl Trainer {
             let outcome = self.reduce_grains(step, place)?;
             let grad_norm = self.update_weights(step, &outcome)?;
             self.gather_strays(step)?;
+            self.position.timeline().end_step();
             self.report(step, place, &outcome, (grad_norm, began.elapsed()));
             self.ready.next_step += 1;
             let is_due = self.is_evaluation_due(step);
@@ -129,6 +130,7 @@ impl Trainer {
         };
         let outcome = self.ready.reducer.finish_step(votes);
         let outcome = outcome.map_err(|error| Failure::of_group(&error))?;
+        self.position.timeline().buckets(&outcome.buckets);
         if !outcome.out_of_memory_ranks.is_empty() {
             return Err(Failure::of_others_memory(step, &outcome.out_of_memory_ranks));
         }

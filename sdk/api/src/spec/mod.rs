@@ -14,6 +14,7 @@ mod parse;
 mod schedule;
 mod shapes;
 mod tagged;
+mod trace;
 mod train;
 
 #[cfg(test)]
@@ -34,6 +35,7 @@ pub use optimizer::*;
 pub use parse::*;
 pub use schedule::*;
 pub use shapes::LayerMisfit;
+pub use trace::*;
 pub use train::*;
 
 /// A job.
@@ -70,6 +72,9 @@ pub struct JobSpec {
     /// What a failure costs.
     #[serde(default)]
     pub retry: RetrySpec,
+    /// Of which steps a timeline is kept.
+    #[serde(default)]
+    pub trace: TraceSpec,
     /// Free text for the owner's own use: at most 32 pairs.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,

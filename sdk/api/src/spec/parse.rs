@@ -203,8 +203,12 @@ mod tests {
         spec.train.micro_batch = 1000;
         spec.gang.ranks = 0;
         spec.timeouts.collective = "soon".to_owned();
+        spec.trace.first_steps = 10_001;
         let fields: Vec<String> = spec.check().into_iter().map(|error| error.field).collect();
-        assert_eq!(fields, ["train.micro_batch", "gang.ranks", "timeouts.collective"]);
+        assert_eq!(
+            fields,
+            ["train.micro_batch", "gang.ranks", "timeouts.collective", "trace.first_steps"]
+        );
     }
 
     #[test]

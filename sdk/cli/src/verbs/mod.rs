@@ -9,3 +9,4 @@ pub(crate) mod nodes;
 pub(crate) mod sample;
 pub(crate) mod submit;
 pub(crate) mod tokens;
+pub(crate) mod trace;

@@ -393,6 +393,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/jobs/{id}/timeline": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What each rank did in the steps of which it keeps a timeline, of all attempts: by attempt, step and rank. */
+        get: operations["get_job_timeline"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/join-tokens": {
         parameters: {
             query?: never;
@@ -820,6 +837,19 @@ export interface components {
             size_bytes: number;
             /** @description Optimizer steps done. */
             step: components["schemas"]["Step"];
+        };
+        /** @description One moment on both clocks of a node. Read once an attempt, by the agent: good for all of its ranks there. */
+        ClockAnchor: {
+            /**
+             * Format: date-time
+             * @description The wall clock.
+             */
+            at: string;
+            /**
+             * Format: int64
+             * @description `CLOCK_MONOTONIC`, nanoseconds.
+             */
+            monotonic_ns: number;
         };
         /** @description A constant learning rate. */
         ConstantSchedule: {
@@ -1360,6 +1390,8 @@ export interface components {
             retry?: components["schemas"]["RetrySpec"];
             /** @description The one time limit that the others are derived from. */
             timeouts?: components["schemas"]["TimeoutSpec"];
+            /** @description Of which steps a timeline is kept. */
+            trace?: components["schemas"]["TraceSpec"];
             /** @description Batches, length, optimizer. */
             train: components["schemas"]["TrainSpec"];
         };
@@ -1926,6 +1958,43 @@ export interface components {
             /** @description Pass as `cursor` for the next page; absent on the last. */
             next_cursor?: string | null;
         };
+        /** @description One page of a list. */
+        Page_StepTimeline: {
+            /** @description In the order of the list. */
+            items: {
+                /** @description The attempt. */
+                attempt_id: components["schemas"]["AttemptId"];
+                /**
+                 * Format: int32
+                 * @description Its number within the job: 1, 2, …
+                 */
+                attempt_number: number;
+                /**
+                 * Format: int64
+                 * @description When the first span began, nanoseconds of the node's `CLOCK_MONOTONIC`.
+                 */
+                began_ns: number;
+                /** @description That node's clocks. */
+                clock: components["schemas"]["ClockAnchor"];
+                /**
+                 * Format: int64
+                 * @description Spans that were left out since the rank's last step that is here.
+                 */
+                dropped: number;
+                /** @description Generation that the rank ran under. */
+                generation: components["schemas"]["Generation"];
+                /** @description Where it ran. */
+                node_id: components["schemas"]["NodeId"];
+                /** @description The rank. */
+                rank: components["schemas"]["Rank"];
+                /** @description Ordered by their beginnings; of two that begin together the longer comes first. */
+                spans: components["schemas"]["Span"][];
+                /** @description The step. */
+                step: components["schemas"]["Step"];
+            }[];
+            /** @description Pass as `cursor` for the next page; absent on the last. */
+            next_cursor?: string | null;
+        };
         /**
          * @description What a rank is doing, as its flight record says.
          * @enum {string}
@@ -2136,6 +2205,13 @@ export interface components {
             /** @description Steps done before it. */
             step: components["schemas"]["Step"];
         } | {
+            /** @description The node's clocks: the same in every report of an attempt. */
+            clock: components["schemas"]["ClockAnchor"];
+            /** @enum {string} */
+            kind: "timeline";
+            /** @description Each rank's in order. */
+            steps: components["schemas"]["StepSpans"][];
+        } | {
             /** @enum {string} */
             kind: "log";
             /** @description In order. */
@@ -2339,6 +2415,31 @@ export interface components {
              */
             memory_mib: number;
         };
+        /** @description One thing that a rank did. */
+        Span: {
+            /**
+             * Format: int64
+             * @description Its end, likewise.
+             */
+            end_ns: number;
+            /**
+             * Format: int32
+             * @description Which grain or bucket, where there are several.
+             */
+            index?: number | null;
+            /** @description What. */
+            kind: components["schemas"]["SpanKind"];
+            /**
+             * Format: int64
+             * @description Its beginning, nanoseconds after `began_ns` of its step.
+             */
+            start_ns: number;
+        };
+        /**
+         * @description What a rank was doing.
+         * @enum {string}
+         */
+        SpanKind: "step" | "data" | "forward" | "backward" | "wait" | "optimizer" | "evaluation" | "checkpoint" | "bucket_queue" | "bucket_reduce";
         /**
          * Format: int64
          * @description One optimizer step, counted from 0. As a count ("steps done") it is the next step to do.
@@ -2384,6 +2485,57 @@ export interface components {
              */
             warmup_steps?: number;
         };
+        /** @description What one rank did in one step. */
+        StepSpans: {
+            /**
+             * Format: int64
+             * @description When its first span began, nanoseconds of the node's `CLOCK_MONOTONIC`.
+             */
+            began_ns: number;
+            /**
+             * Format: int64
+             * @description Spans that were left out since the rank's last step that is here: they came faster than they could be kept.
+             */
+            dropped?: number;
+            /** @description Which rank. */
+            rank: components["schemas"]["Rank"];
+            /** @description At most [`MAX_SPANS`], ordered by their beginnings; of two that begin together the longer comes first. */
+            spans: components["schemas"]["Span"][];
+            /** @description Which step. */
+            step: components["schemas"]["Step"];
+        };
+        /** @description What one rank did in one step, as the server keeps it. */
+        StepTimeline: {
+            /** @description The attempt. */
+            attempt_id: components["schemas"]["AttemptId"];
+            /**
+             * Format: int32
+             * @description Its number within the job: 1, 2, …
+             */
+            attempt_number: number;
+            /**
+             * Format: int64
+             * @description When the first span began, nanoseconds of the node's `CLOCK_MONOTONIC`.
+             */
+            began_ns: number;
+            /** @description That node's clocks. */
+            clock: components["schemas"]["ClockAnchor"];
+            /**
+             * Format: int64
+             * @description Spans that were left out since the rank's last step that is here.
+             */
+            dropped: number;
+            /** @description Generation that the rank ran under. */
+            generation: components["schemas"]["Generation"];
+            /** @description Where it ran. */
+            node_id: components["schemas"]["NodeId"];
+            /** @description The rank. */
+            rank: components["schemas"]["Rank"];
+            /** @description Ordered by their beginnings; of two that begin together the longer comes first. */
+            spans: components["schemas"]["Span"][];
+            /** @description The step. */
+            step: components["schemas"]["Step"];
+        };
         /** @description Time limits. All others are ratios of `collective`. */
         TimeoutSpec: {
             /**
@@ -2427,6 +2579,21 @@ export interface components {
             role: components["schemas"]["Role"];
             /** @description What its text begins with: `lsk_` and 8 characters. */
             starts_with: string;
+        };
+        /** @description Of which steps every rank keeps its timeline. Evaluations and checkpoints are kept of all steps. */
+        TraceSpec: {
+            /**
+             * Format: int64
+             * @description And every so-manieth step. 0: none. With both 0 nothing is timed at all.
+             * @default 100
+             */
+            every_steps: number;
+            /**
+             * Format: int64
+             * @description The first so many steps of every attempt. 0: none; 0 to 10000.
+             * @default 20
+             */
+            first_steps: number;
         };
         /** @description Batches, length, optimizer. */
         TrainSpec: {
@@ -3447,6 +3614,51 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["MetricsView"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description What went wrong */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBody"];
+                };
+            };
+        };
+    };
+    get_job_timeline: {
+        parameters: {
+            query?: {
+                from_step?: number;
+                to_step?: number;
+                rank?: number;
+                limit?: number;
+                /** @description `next_cursor` of the page before */
+                cursor?: string;
+            };
+            header?: never;
+            path: {
+                id: components["schemas"]["JobId"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_StepTimeline"];
                 };
             };
             404: {

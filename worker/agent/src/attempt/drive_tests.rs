@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use lockstep_api::{
     AgentMessage, Digest, LedgerEntry, LogSource, Phase, RANK_ENVIRONMENT, RankConfig, RankExit,
-    Step, StepReport,
+    Span, SpanKind, Step, StepReport, StepSpans,
 };
 use lockstep_client::Client;
 use lockstep_service::Clock;
@@ -174,6 +174,7 @@ pub(crate) fn short(report: &Report) -> String {
         Report::Steps { steps } => format!("steps {}", steps.len()),
         Report::Evaluated { .. } => "evaluated".to_owned(),
         Report::Log { .. } => "log".to_owned(),
+        Report::Timeline { .. } => "timeline".to_owned(),
         Report::RankExited { rank, exit: RankExit { code, signal, .. } } => {
             format!("exited {rank} {code:?} {signal:?}")
         }
@@ -184,7 +185,8 @@ pub(crate) fn short(report: &Report) -> String {
 }
 
 fn shorts(reports: &[Report]) -> Vec<String> {
-    reports.iter().filter(|it| !matches!(it, Report::Log { .. })).map(short).collect()
+    let is_told = |it: &&Report| !matches!(it, Report::Log { .. } | Report::Timeline { .. });
+    reports.iter().filter(is_told).map(short).collect()
 }
 
 fn verdict(reports: &[Report]) -> FailureReport {
@@ -212,6 +214,24 @@ async fn ranks_that_finish_are_released_and_every_step_is_reported_in_order() {
         _ => Vec::new(),
     });
     assert_eq!(steps.collect::<Vec<_>>(), (0..1200).collect::<Vec<i64>>());
+}
+
+#[tokio::test]
+async fn timelines_of_all_ranks_are_shipped_under_their_own_names_and_one_clock() {
+    let reports = Bench::start("finish", 2, true).end().await;
+    let mut clocks = Vec::new();
+    let mut timed = Vec::new();
+    for report in &reports {
+        let Report::Timeline { clock, steps } = report else { continue };
+        clocks.push(*clock);
+        timed.extend(steps.iter().map(|step| (step.rank.0, step.step.0, step.spans.len())));
+    }
+    clocks.dedup();
+    assert_eq!(clocks.len(), 1, "{clocks:?}");
+    assert!(0 < clocks[0].monotonic_ns);
+    timed.sort_unstable();
+    assert_eq!(timed, [(0, 7, 1), (1, 7, 1)]);
+    assert_eq!(reports.last(), Some(&Report::Finished));
 }
 
 #[tokio::test]
@@ -352,6 +372,9 @@ fn act(config: &RankConfig) -> i32 {
             if config.rank == Rank(0) {
                 (0..1200).for_each(|step| say(&RankMessage::Step(step_report(step))));
             }
+            // Whatever it says of its number, it is the rank that said hello.
+            let step = StepSpans { rank: Rank(99), ..step_spans() };
+            say(&RankMessage::Timeline { steps: vec![step] });
             say(&RankMessage::Done);
             i32::from(hear() != Some(AgentMessage::Released))
         }
@@ -421,6 +444,11 @@ fn begin(config: &RankConfig, say: &mut impl FnMut(&RankMessage)) {
         }
         say(&RankMessage::Formed { step: Step(0), samples_per_epoch: 1, steps_total: Step(1200) });
     }
+}
+
+fn step_spans() -> StepSpans {
+    let span = Span { kind: SpanKind::Step, index: None, start_ns: 0, end_ns: 5 };
+    StepSpans { rank: Rank(0), step: Step(7), began_ns: 1, spans: vec![span], dropped: 0 }
 }
 
 fn step_report(step: i64) -> StepReport {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockstep_api::{
-    Fence, LogLevel, LogSource, Rank, RankMessage, Report, ReportedLine, StepReport,
+    ClockAnchor, Fence, LogLevel, LogSource, Rank, RankMessage, Report, ReportedLine, StepReport,
+    StepSpans,
 };
 use tokio::time::Instant;
 
@@ -20,6 +21,8 @@ const BATCH_COUNT: usize = 500;
 const BATCH_METRICS: usize = 10_000;
 /// Most bytes of text of one report of lines.
 const BATCH_TEXT_BYTES: usize = 1 << 20;
+/// Most spans of one report of timelines: some 70 bytes each.
+const BATCH_SPANS: usize = 10_000;
 /// Longest evidence of a failure, as the server takes it.
 const MAX_EVIDENCE_BYTES: usize = 16 * 1024;
 /// Longest sentence of a failure.
@@ -35,6 +38,11 @@ pub(crate) struct Reporter {
     lines: Vec<ReportedLine>,
     text_bytes: usize,
     dropped_lines: u64,
+    /// Read once, so that all ranks of the attempt on this node are laid on one wall clock alike.
+    clock: ClockAnchor,
+    timelines: Vec<StepSpans>,
+    span_count: usize,
+    dropped_spans: i64,
     first_step_sent: bool,
     flush_at: Option<Instant>,
     newest_seq: i64,
@@ -42,7 +50,13 @@ pub(crate) struct Reporter {
 
 impl Reporter {
     pub(crate) fn new(node: Arc<Node>, fence: Fence) -> Self {
+        let monotonic_ns = lockstep_shm::monotonic_ns().cast_signed();
+        let clock = ClockAnchor { at: node.clock.now(), monotonic_ns };
         Self {
+            clock,
+            timelines: Vec::new(),
+            span_count: 0,
+            dropped_spans: 0,
             node,
             fence,
             steps: Vec::new(),
@@ -89,6 +103,22 @@ impl Reporter {
         }
     }
 
+    /// What a rank did in some steps.
+    fn timeline(&mut self, rank: Rank, steps: Vec<StepSpans>) {
+        for step in steps {
+            // A rank speaks for itself alone.
+            let mut step = StepSpans { rank, ..step };
+            step.dropped = step.dropped.saturating_add(std::mem::take(&mut self.dropped_spans));
+            self.span_count += step.spans.len();
+            self.timelines.push(step);
+        }
+        if BATCH_COUNT <= self.timelines.len() || BATCH_SPANS <= self.span_count {
+            self.flush();
+        } else {
+            self.flush_soon();
+        }
+    }
+
     /// The agent's own words about the attempt.
     pub(crate) fn say(&mut self, level: LogLevel, text: &str) {
         let (at, text) = (self.node.clock.now(), cut(text, MAX_LINE_BYTES).to_owned());
@@ -110,6 +140,7 @@ impl Reporter {
                 let text = cut(&text, MAX_LINE_BYTES).replace('\0', "\u{fffd}");
                 self.line(ReportedLine { rank: Some(rank), source, level, at, text });
             }
+            RankMessage::Timeline { steps } => self.timeline(rank, steps),
             RankMessage::Hello { .. }
             | RankMessage::Checkpoint { .. }
             | RankMessage::Failed(_)
@@ -143,7 +174,18 @@ impl Reporter {
             }
             match self.try_append(Report::Log { lines }) {
                 Kept::Yes(_) => self.dropped_lines = 0,
-                Kept::TooMuchLog => self.dropped_lines += count,
+                Kept::TooMuch => self.dropped_lines += count,
+            }
+        }
+        if !self.timelines.is_empty() {
+            let count = std::mem::take(&mut self.span_count);
+            let steps = std::mem::take(&mut self.timelines);
+            match self.try_append(Report::Timeline { clock: self.clock, steps }) {
+                Kept::Yes(_) => {}
+                Kept::TooMuch => {
+                    let count = i64::try_from(count).unwrap_or(i64::MAX);
+                    self.dropped_spans = self.dropped_spans.saturating_add(count);
+                }
             }
         }
     }
@@ -152,10 +194,10 @@ impl Reporter {
         self.flush_at.get_or_insert_with(|| Instant::now() + BATCH_TIME);
     }
 
-    /// Only lines of log are ever turned away.
+    /// Only lines of log and timelines are ever turned away.
     fn append(&mut self, report: Report) {
-        if self.try_append(report) == Kept::TooMuchLog {
-            tracing::error!("the spool turned away a report that is no log");
+        if self.try_append(report) == Kept::TooMuch {
+            tracing::error!("the spool turned away a report that is neither log nor timeline");
         }
     }
 

@@ -43,6 +43,8 @@ impl JobSpec {
         check.range("checkpoint.keep_last", self.checkpoint.keep_last, 1, 100);
         check.range("retry.user", self.retry.user, 0, 100);
         check.range("retry.infrastructure", self.retry.infrastructure, 0, 100);
+        check.range("trace.first_steps", self.trace.first_steps, 0, MAX_FIRST_STEPS);
+        check.range("trace.every_steps", self.trace.every_steps, 0, MAX_STEPS);
         check.guests(self);
         check.that(self.labels.len() <= 32, "labels", || "expected at most 32 pairs".to_owned());
         check.errors
@@ -51,6 +53,8 @@ impl JobSpec {
 
 /// Most optimizer steps of a job.
 pub const MAX_STEPS: u64 = 1 << 40;
+/// Most steps at the start of an attempt that are timed.
+const MAX_FIRST_STEPS: u64 = 10_000;
 /// What "above 0" means for numbers that the engine holds as f32.
 const ABOVE_ZERO: f64 = f32::MIN_POSITIVE as f64;
 

@@ -2,7 +2,8 @@
 
 use super::DIGEST;
 use crate::{
-    Activation, ArchSpec, DdpSpec, EvalSpec, JobSpec, MlpSpec, OptimizerSpec, SgdSpec, TrainSpec,
+    Activation, ArchSpec, DdpSpec, EvalSpec, JobSpec, MlpSpec, OptimizerSpec, SgdSpec, TraceSpec,
+    TrainSpec,
 };
 
 /// As it stood in a row before there were other architectures, optimizers and schedules.
@@ -31,7 +32,7 @@ fn a_stored_job_means_what_it_meant() {
     let sgd =
         SgdSpec { lr: 0.1, momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0 };
     assert_eq!(spec.train, TrainSpec::new(128, 32, 20, OptimizerSpec::Sgd(sgd)));
-    assert_eq!(spec.eval, EvalSpec::default());
+    assert_eq!((spec.eval, spec.trace), (EvalSpec::default(), TraceSpec::default()));
     assert_eq!(spec.ddp, DdpSpec::default());
 }
 
