@@ -13,8 +13,15 @@ use serde_json::Value;
 
 const JOB: &str = "examples/digits/job.toml";
 /// 12 steps are a pass over the data: there is an evaluation after step 11, and two checkpoints.
-const SETTINGS: [&str; 4] =
-    ["gang.ranks=2", "train.max_steps=15", "trace.first_steps=13", "checkpoint.every_steps=10"];
+const SETTINGS: [&str; 5] = [
+    "gang.ranks=2",
+    "train.max_steps=15",
+    "train.micro_batch=32",
+    "trace.first_steps=13",
+    "checkpoint.every_steps=10",
+];
+/// Of each rank in each step: 128 samples over two ranks.
+const GRAINS: usize = 2;
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// One slice, whatever the format; times in nanoseconds.
@@ -133,9 +140,8 @@ fn check_step(slices: &[&Slice]) -> anyhow::Result<()> {
     let waits = of("wait");
     let wait = waits.iter().find(|wait| wait.end_ns <= optimizer.start_ns);
     let wait = wait.context("it waits before the optimizer")?;
-    // Two grains each: 128 samples of 32 over two ranks.
     let (data, forward, backward) = (of("data"), of("forward"), of("backward"));
-    anyhow::ensure!((data.len(), forward.len(), backward.len()) == (2, 2, 2));
+    anyhow::ensure!((data.len(), forward.len(), backward.len()) == (GRAINS, GRAINS, GRAINS));
     let mut before = step.start_ns;
     for ((data, forward), backward) in data.into_iter().zip(forward).zip(backward) {
         for span in [data, forward, backward] {
@@ -156,7 +162,7 @@ fn check_step(slices: &[&Slice]) -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn a_trace_that_cannot_be_written_says_why() -> anyhow::Result<()> {
-    let service = Service::start(1).await?;
+    let service = Service::start(2).await?;
     let settings = ["train.max_steps=2", "trace.first_steps=0", "trace.every_steps=0"];
     let id = service.submit(JOB, &settings)?.summary.id;
     let over = |job: &lockstep_api::JobView| job.summary.state == JobState::Succeeded;

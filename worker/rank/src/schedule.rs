@@ -229,7 +229,7 @@ mod tests {
             let counts = (0..schedule.steps_total()).map(|step| schedule.place(step).sample_count);
             counts.collect::<Vec<_>>()
         };
-        assert_eq!(counts(schedule(Uneven::Join).unwrap()), [4, 4, 2, 4, 4, 2]);
+        assert_eq!(counts(schedule(Uneven::Join)), [4, 4, 2, 4, 4, 2]);
         assert_eq!(counts(schedule(Uneven::Shortest)), [4, 4, 4, 4]);
         let padded = schedule(Uneven::Pad);
         assert_eq!(counts(padded), [4, 4, 4, 4, 4, 4]);
