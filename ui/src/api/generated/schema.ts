@@ -1021,6 +1021,17 @@ export interface components {
              */
             bucket_mib: number;
             /**
+             * Format: int64
+             * @description Steps between two comparisons of all ranks' weights; 0: they are not compared. Up to 1000000.
+             * @default 100
+             */
+            compare_every: number;
+            /**
+             * @description Whether ranks compare what they have reduced, with every step.
+             * @default strict
+             */
+            digest: components["schemas"]["DigestCheck"];
+            /**
              * @description Whether what ranks say over TCP is encrypted. It is authenticated in any case.
              * @default false
              */
@@ -1032,15 +1043,52 @@ export interface components {
              */
             first_bucket_mib: number;
             /**
+             * @description As what a rank's sum of gradients travels.
+             * @default mean
+             */
+            hook: components["schemas"]["Hook"];
+            /**
+             * @description For the hook `power-sgd`.
+             * @default {
+             *       "min_compression_rate": 2,
+             *       "rank": 1,
+             *       "start_step": 1000
+             *     }
+             */
+            power_sgd: components["schemas"]["PowerSgdSpec"];
+            /**
              * @description In which order gradients are added.
              * @default fast
              */
             reduction: components["schemas"]["Reduction"];
             /**
+             * @description What ranks keep a part of only.
+             * @default none
+             */
+            shard: components["schemas"]["Shard"];
+            /**
+             * Format: int32
+             * @description Steps from one mean of the weights to the next; between them ranks go their own way. 1: gradients are reduced in
+             *     every step. 1 to 10000.
+             * @default 1
+             */
+            sync_every: number;
+            /**
+             * Format: int64
+             * @description Steps at the beginning in which gradients are reduced whatever `sync_every` says.
+             * @default 0
+             */
+            sync_from: number;
+            /**
              * @description How ranks reach each other.
              * @default auto
              */
             transport: components["schemas"]["Transport"];
+            /**
+             * @description What becomes of samples that fill no global batch at the end of a pass.
+             * @default join
+             */
+            uneven: components["schemas"]["Uneven"];
         };
         /**
          * @description What kind of device a slot is.
@@ -1049,6 +1097,11 @@ export interface components {
         DeviceKind: "cpu" | "cuda";
         /** @description The SHA-256 of some bytes, written `sha256:` and 64 lower-case hex digits. */
         Digest: string;
+        /**
+         * @description Whether ranks compare what they have reduced.
+         * @enum {string}
+         */
+        DigestCheck: "strict" | "off";
         /** @description Dropout. */
         DropoutSpec: {
             /**
@@ -1108,7 +1161,7 @@ export interface components {
          * @description What broke: the code of a verdict.
          * @enum {string}
          */
-        FailureCode: "peer_gone" | "not_entered" | "node_lost" | "rendezvous_timeout" | "interface_unreachable" | "plan_mismatch" | "non_finite" | "guest_trap" | "guest_time_limit" | "guest_memory_limit" | "guest_stack_overflow" | "guest_output_limit" | "guest_shape" | "guest_error" | "prepare_failed" | "checkpoint_failed" | "rank_error";
+        FailureCode: "peer_gone" | "not_entered" | "node_lost" | "rendezvous_timeout" | "interface_unreachable" | "plan_mismatch" | "diverged" | "non_finite" | "guest_trap" | "guest_time_limit" | "guest_memory_limit" | "guest_stack_overflow" | "guest_output_limit" | "guest_shape" | "guest_error" | "prepare_failed" | "checkpoint_failed" | "rank_error";
         /**
          * Format: uuid
          * @description One verdict on something that broke.
@@ -1325,6 +1378,11 @@ export interface components {
             /** @description Attempts whose lease the node no longer holds: kill their ranks at once. */
             lost: components["schemas"]["Fence"][];
         };
+        /**
+         * @description As what a rank's sum of gradients travels.
+         * @enum {string}
+         */
+        Hook: "mean" | "bf16" | "f16" | "power-sgd";
         /** @description What a node offers: one entry a device. */
         Inventory: {
             /** @description Slots of processor cores; each holds one rank. */
@@ -2024,6 +2082,27 @@ export interface components {
              */
             version: number;
         };
+        /** @description Settings of the hook `power-sgd`. */
+        PowerSgdSpec: {
+            /**
+             * Format: double
+             * @description A matrix is compressed if so many times less travels. 1 to 1000.
+             * @default 2
+             */
+            min_compression_rate: number;
+            /**
+             * Format: int32
+             * @description Columns of the thin matrices. 1 to 128.
+             * @default 1
+             */
+            rank: number;
+            /**
+             * Format: int64
+             * @description Steps at the beginning in which gradients travel as they are.
+             * @default 1000
+             */
+            start_step: number;
+        };
         /**
          * @description What forward and backward compute in.
          * @enum {string}
@@ -2395,6 +2474,11 @@ export interface components {
              */
             weight_decay?: number;
         };
+        /**
+         * @description What ranks keep a part of only.
+         * @enum {string}
+         */
+        Shard: "none" | "zero1";
         /** @description What one rank runs on. */
         SlotSpec: {
             /**
@@ -2659,6 +2743,11 @@ export interface components {
          * @enum {string}
          */
         Transport: "auto" | "shm" | "tcp";
+        /**
+         * @description What becomes of samples that fill no global batch at the end of a pass over the data.
+         * @enum {string}
+         */
+        Uneven: "join" | "shortest" | "pad";
         /** @description Vision transformer, in torchvision's terms. Exact GELU, layer norms with eps 1e-6. */
         VitSpec: {
             /**
