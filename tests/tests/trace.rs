@@ -111,8 +111,14 @@ async fn a_job_s_timeline_opens_in_both_formats_with_every_kind_of_span_of_every
             "backward bucket_reduce checkpoint data evaluation forward optimizer step wait";
         assert_eq!(kinds, expected.split(' ').collect(), "{rank}");
         for step in 0..13 {
-            check_step(&own.iter().copied().filter(|it| it.step == step).collect::<Vec<_>>())
-                .with_context(|| format!("step {step} of {rank}"))?;
+            // The last batch of the pass has 29 samples: one grain, which is rank 0's.
+            let grains = match (step, rank) {
+                (11, "rank 0") => 1,
+                (11, _) => 0,
+                _ => GRAINS,
+            };
+            let slices: Vec<_> = own.iter().copied().filter(|it| it.step == step).collect();
+            check_step(&slices, grains).with_context(|| format!("step {step} of {rank}"))?;
         }
     }
     let untimed = slices.iter().filter(|slice| slice.step == 13).count();
@@ -127,7 +133,7 @@ async fn a_job_s_timeline_opens_in_both_formats_with_every_kind_of_span_of_every
 }
 
 /// One timed step of one rank: in order, within its step, and reduced after it was full.
-fn check_step(slices: &[&Slice]) -> anyhow::Result<()> {
+fn check_step(slices: &[&Slice], grains: usize) -> anyhow::Result<()> {
     let of = |kind: &str| -> Vec<&Slice> {
         slices.iter().copied().filter(|slice| slice.category == kind).collect()
     };
@@ -141,7 +147,7 @@ fn check_step(slices: &[&Slice]) -> anyhow::Result<()> {
     let wait = waits.iter().find(|wait| wait.end_ns <= optimizer.start_ns);
     let wait = wait.context("it waits before the optimizer")?;
     let (data, forward, backward) = (of("data"), of("forward"), of("backward"));
-    anyhow::ensure!((data.len(), forward.len(), backward.len()) == (GRAINS, GRAINS, GRAINS));
+    anyhow::ensure!((data.len(), forward.len(), backward.len()) == (grains, grains, grains));
     let mut before = step.start_ns;
     for ((data, forward), backward) in data.into_iter().zip(forward).zip(backward) {
         for span in [data, forward, backward] {
