@@ -1,6 +1,6 @@
 //! The part of a job's settings that decides its curve: what a checkpoint must agree with to be resumed from.
 
-use lockstep_api::{DdpSpec, JobSpec, ModelSpec, OptimizerSpec, Precision, ScheduleSpec};
+use lockstep_api::{DdpSpec, Hook, JobSpec, ModelSpec, OptimizerSpec, Precision, ScheduleSpec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -31,9 +31,9 @@ pub fn curve_settings(spec: &JobSpec) -> Value {
         "ddp": {
             "reduction": spec.ddp.reduction,
             "hook": spec.ddp.hook,
-            "power_sgd": spec.ddp.power_sgd,
+            "power_sgd": (spec.ddp.hook == Hook::PowerSgd).then_some(&spec.ddp.power_sgd),
             "sync_every": spec.ddp.sync_every,
-            "sync_from": spec.ddp.sync_from,
+            "sync_from": (1 < spec.ddp.sync_every).then_some(spec.ddp.sync_from),
             "uneven": spec.ddp.uneven,
         },
     })
@@ -61,12 +61,12 @@ fn complete(settings: &Value) -> Value {
         train.entry("precision").or_insert_with(|| json!(Precision::default()));
     }
     if let Some(Value::Object(ddp)) = settings.get_mut("ddp") {
-        let DdpSpec { hook, power_sgd, sync_every, sync_from, uneven, .. } = DdpSpec::default();
+        let DdpSpec { hook, sync_every, uneven, .. } = DdpSpec::default();
         for (name, value) in [
             ("hook", json!(hook)),
-            ("power_sgd", json!(power_sgd)),
+            ("power_sgd", Value::Null),
             ("sync_every", json!(sync_every)),
-            ("sync_from", json!(sync_from)),
+            ("sync_from", Value::Null),
             ("uneven", json!(uneven)),
         ] {
             ddp.entry(name).or_insert(value);

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use lockstep_shm::Found;
 
-use crate::{Ballot, Tally, control::BallotWords};
+use crate::{Ballot, Intent, Tally, control::BallotWords};
 
 const STOP: u64 = 1;
 const NON_FINITE: u64 = 2;
@@ -14,16 +14,15 @@ const FOUND_NON_FINITE: u64 = 16;
 
 /// What a rank writes: its ballot, and what it found in its parts. `found_ranks`: whose values.
 pub(crate) fn words(ballot: &Ballot, found: &Found, found_ranks: u64) -> BallotWords {
-    let Ballot { step, grains_total, stop, non_finite, overflow, out_of_memory, digest, .. } =
-        *ballot;
+    let Ballot { step, grains_total, intent, non_finite, digest, .. } = *ballot;
     let grains = ballot.grains.clone();
     let (first_grain, grains) = (grains.start as u64, grains.len() as u64);
     let flag = |is_set, flag| if is_set { flag } else { 0 };
-    let flags = flag(stop, STOP)
+    let flags = flag(intent == Intent::Stop, STOP)
         | flag(non_finite, NON_FINITE)
-        | flag(out_of_memory, OUT_OF_MEMORY)
+        | flag(intent == Intent::OutOfMemory, OUT_OF_MEMORY)
         | flag(0 < grains, HAS_DATA)
-        | flag(found.is_non_finite || overflow, FOUND_NON_FINITE);
+        | flag(found.is_non_finite, FOUND_NON_FINITE);
     [step, grains_total, flags, found_ranks, digest, first_grain, grains]
 }
 

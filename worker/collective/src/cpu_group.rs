@@ -176,8 +176,8 @@ impl CpuGroup {
                 true => self.arenas.reduce_own(lease, &reduce),
                 false => self.arenas.reduce(lease, &reduce),
             };
-            self.found_ranks |= found.ranks;
-            self.found.merge(found);
+            let ranks = found.ranks;
+            self.note(op.what, found, ranks);
             return Ok(());
         }
         let moves = match reduction.is_scatter {
@@ -205,9 +205,16 @@ impl CpuGroup {
         let moved = transfer.run(mesh, call, &self.control);
         self.control.set_blocked_on(self.rank, 0);
         let (found, ranks) = transfer.found();
-        self.found_ranks |= ranks;
-        self.found.merge(found);
+        self.note(op.what, found, ranks);
         moved.map_err(|error| self.mesh_failed(error, op, started))
+    }
+
+    /// What was found in a bucket goes into the next vote; other numbers may be whatever they are.
+    fn note(&mut self, what: What, found: Found, ranks: u64) {
+        if let What::Bucket(_) = what {
+            self.found_ranks |= ranks;
+            self.found.merge(found);
+        }
     }
 
     /// The order cut up by node. What loses bits when it is sent is not added up before.
@@ -378,8 +385,9 @@ impl ProcessGroup for CpuGroup {
         self.arenas.floats_mut(lease)
     }
 
-    fn forget_found(&mut self) {
-        (self.found, self.found_ranks) = (Found::default(), 0);
+    fn judge(&mut self, is_non_finite: bool) {
+        self.found = Found { is_non_finite, ..Found::default() };
+        self.found_ranks = 0;
     }
 
     fn barrier(&mut self) -> Result<(), GroupError> {

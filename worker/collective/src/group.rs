@@ -17,6 +17,18 @@ pub enum Backend {
     Hier,
 }
 
+/// What a rank wants of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Intent {
+    /// That it is applied and training goes on.
+    #[default]
+    GoOn,
+    /// That it is applied and training stops.
+    Stop,
+    /// That it is not applied: it ran out of memory.
+    OutOfMemory,
+}
+
 /// One rank's part in the votes of a step. They travel in the header of the step's last bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ballot {
@@ -26,14 +38,10 @@ pub struct Ballot {
     pub grains_total: u64,
     /// Which of them are this rank's. A rank without any still takes part.
     pub grains: Range<usize>,
-    /// This rank wants to stop after the step.
-    pub stop: bool,
+    /// What this rank wants.
+    pub intent: Intent,
     /// This rank's loss or gradient is not finite.
     pub non_finite: bool,
-    /// A sum is not finite, whosever fault it is.
-    pub overflow: bool,
-    /// This rank ran out of memory in the step.
-    pub out_of_memory: bool,
     /// What this rank's collectives and weights amount to; must be the same everywhere.
     pub digest: u64,
 }
@@ -152,9 +160,9 @@ pub trait ProcessGroup: Send + std::fmt::Debug {
     /// The floats of arena 0 under a lease, between two collectives on them.
     fn floats_mut(&mut self, lease: &Lease) -> &mut [f32];
 
-    /// Forgets what the collectives since the last vote had in them: whoever makes several of one
-    /// sum judges for itself what is finite.
-    fn forget_found(&mut self);
+    /// Puts the caller's judgement in place of what was found in the collectives since the last vote:
+    /// whoever makes several of one sum knows better whether it is finite.
+    fn judge(&mut self, is_non_finite: bool);
 
     /// Returns once every rank has called it.
     fn barrier(&mut self) -> Result<(), GroupError>;

@@ -22,7 +22,7 @@ mod verdict;
 pub use board::Board;
 pub use cpu_group::{Aborter, CpuGroup, Formed, Join};
 pub use error::{GroupError, Moment};
-pub use group::{Backend, Ballot, ProcessGroup, ReduceOp, Tally};
+pub use group::{Backend, Ballot, Intent, ProcessGroup, ReduceOp, Tally};
 pub use lockstep_shm::{Dtype, Lease, OwnArena, Source, Span, SumOp};
 pub use net::{Endpoint, IN_RANK_ORDER_BYTES, Network};
 pub use op::{Phase, What};

@@ -269,8 +269,10 @@ impl Worker {
     ) -> Result<(Lease, Tally), GroupError> {
         let nothing = Span { first: lease.range().start, dtype: Dtype::F32, len: 0 };
         let non_finite = ballot.non_finite | std::mem::take(&mut self.non_finite);
-        let overflow = ballot.overflow | std::mem::take(&mut self.overflow);
-        let ballot = Ballot { non_finite, overflow, ..ballot };
+        if let Way::Hook(_) = &self.way {
+            self.group.judge(std::mem::take(&mut self.overflow));
+        }
+        let ballot = Ballot { non_finite, ..ballot };
         self.group.all_reduce_and_vote(bucket, lease, nothing, order, ballot)
     }
 
@@ -289,7 +291,6 @@ impl Worker {
         hook.reduce(bucket, params, &mut comm)?;
         let lease = comm.lease.ok_or(GroupError::Aborted { by: None })?;
         self.overflow |= !are_finite(self.group.floats_mut(&lease));
-        self.group.forget_found();
         Ok(lease)
     }
 }

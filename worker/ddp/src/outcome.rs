@@ -1,14 +1,14 @@
 //! What a rank says about a step, and what comes out of it.
 
+use lockstep_collective::Intent;
+
 /// What this rank says about a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Votes {
-    /// It wants to stop after the step.
-    pub stop: bool,
+    /// What it wants; for [`Intent::OutOfMemory`] see [`crate::Reducer::give_up_step`].
+    pub intent: Intent,
     /// Its loss is not finite. Gradients and the sums of grains are looked at without being told.
     pub non_finite: bool,
-    /// It ran out of memory; see [`Reducer::give_up_step`].
-    pub out_of_memory: bool,
     /// Of its weights, in steps in which ranks compare them; 0 in all others.
     pub weights_digest: u64,
 }

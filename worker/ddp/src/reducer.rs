@@ -329,10 +329,8 @@ impl Reducer {
                 step: step.step,
                 grains_total: step.grains_total as u64,
                 grains: step.grains.clone(),
-                stop: votes.stop,
+                intent: votes.intent,
                 non_finite: votes.non_finite || step.non_finite,
-                overflow: false,
-                out_of_memory: votes.out_of_memory,
                 digest: 0,
             };
             let mut launch = self.launch_next();

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use lockstep_api::{FailureCode, JobSpec, Phase, Rank, RankConfig};
-use lockstep_ddp::{GrainSums, StepOutcome, Votes};
+use lockstep_ddp::{GrainSums, Intent, StepOutcome, Votes};
 use lockstep_models::Mode;
 use lockstep_sandbox::Batch;
 use lockstep_tensor::StepFactors;
@@ -124,7 +124,7 @@ impl Trainer {
         }
         self.position.enter(Phase::Reduce);
         let votes = Votes {
-            stop: self.link.is_stop_requested(),
+            intent: if self.link.is_stop_requested() { Intent::Stop } else { Intent::GoOn },
             weights_digest: self.weights_digest(step),
             ..Votes::default()
         };
@@ -142,7 +142,7 @@ impl Trainer {
     /// A rank that has no memory for its grain ends the step for all, so that nobody waits for it.
     fn give_up(&mut self, failure: Failure) -> Failure {
         if failure.code == FailureCode::GuestMemoryLimit {
-            let votes = Votes { out_of_memory: true, ..Votes::default() };
+            let votes = Votes { intent: Intent::OutOfMemory, ..Votes::default() };
             // It is this failure that counts, whatever becomes of the others.
             if let Err(error) = self.ready.reducer.give_up_step(votes) {
                 tracing::debug!(%error, "the others have not heard that this rank gives up");
@@ -212,7 +212,9 @@ impl Trainer {
             let is_at_fault = |param: &&lockstep_tensor::Param| {
                 !gradients[param.range.clone()].iter().all(|gradient| gradient.is_finite())
             };
+            // In parts this rank does not see all of the sum.
             let parameter = params.iter().rev().find(is_at_fault).map(|param| param.name.as_str());
+            let parameter = parameter.filter(|_| shard.is_none());
             let failure = non_finite(step, outcome, parameter);
             return Err(self.with_scale(failure));
         }
@@ -225,7 +227,8 @@ impl Trainer {
         }
         let weight = if is_local { outcome.own_weight } else { outcome.weight };
         if weight <= 0.0 {
-            // A rank without data in a step of its own stands still.
+            // A rank without data in a step of its own stands still; its count goes on with the others'.
+            optimizer_state.step += 1;
             return Ok(None);
         }
         let factors = StepFactors {

@@ -6,7 +6,7 @@ use crate::{
     GroupError, Phase,
     control::Broken,
     error::Moment,
-    net::MeshError,
+    net::{EXCHANGES, MeshError},
     op::{self, Op, OpWords},
     verdict::{Verdict, ranks_of},
 };
@@ -29,10 +29,11 @@ impl CpuGroup {
             Phase::Entering => Duration::ZERO,
             Phase::Exchanging | Phase::Leaving => self.met.elapsed(),
         };
-        self.try_meet(op.words(phase), worked, limit).map_err(|error| {
+        let met = self.try_meet(op.words(phase), worked, limit);
+        if let Err(error) = &met {
             self.failed = Some(error.clone());
-            error
-        })
+        }
+        met
     }
 
     fn try_meet(
@@ -64,7 +65,7 @@ impl CpuGroup {
                     let missing = self.control.blamed(&missing);
                     let mask = missing.iter().fold(0, |all, rank| all | 1 << rank);
                     if let Some(mesh) = &mut self.mesh {
-                        mesh.say_waiting(words, mask);
+                        mesh.say_waiting(EXCHANGES * self.sequence, words, mask);
                     }
                 }
             }

@@ -12,7 +12,7 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sha2::{Digest as _, Sha256};
-use snow::{Builder, HandshakeState, TransportState};
+use snow::{Builder, TransportState};
 
 use super::{
     connection::{Channel, Connection},
@@ -26,6 +26,8 @@ const MAGIC: [u8; 4] = *b"LKSH";
 const HELLO_BYTES: usize = 24;
 /// Of each message of the handshake: a public key and a seal.
 const MESSAGE_BYTES: usize = 48;
+/// The caller's last word: nothing, sealed.
+const PROOF_BYTES: usize = 16;
 /// Before the answer: whether there is one, and the generation.
 const STATUS_BYTES: usize = 16;
 const WELCOME: u8 = 1;
@@ -177,6 +179,11 @@ impl Own<'_> {
         }
         stream.read_exact(&mut message)?;
         state.read_message(&message, &mut []).map_err(io::Error::other)?;
+        let mut state = state.into_transport_mode().map_err(io::Error::other)?;
+        // Proves that this end lives: who only plays back what it has heard cannot say it.
+        let mut proof = [0; PROOF_BYTES];
+        state.write_message(&[], &mut proof).map_err(io::Error::other)?;
+        stream.write_all(&proof)?;
         Ok(Connection::new(other, self.channel(stream, state)?))
     }
 
@@ -224,9 +231,10 @@ impl Own<'_> {
     /// Answers a caller, if it is one of ours.
     fn greet(&self, mut stream: TcpStream, higher: &[usize]) -> io::Result<Connection> {
         stream.set_nonblocking(false)?;
-        prepare(&stream, self.left().min(GREETING).max(PAUSE))?;
+        let until = Instant::now() + self.left().min(GREETING).max(PAUSE);
+        prepare(&stream, GREETING)?;
         let mut hello = [0; HELLO_BYTES];
-        stream.read_exact(&mut hello)?;
+        read_by(&mut stream, &mut hello, until)?;
         let no = |reason: &str| io::Error::new(io::ErrorKind::InvalidData, reason);
         let said = Hello::decode(&hello).ok_or_else(|| no("it is no rank"))?;
         let mut status = [0; STATUS_BYTES];
@@ -244,7 +252,7 @@ impl Own<'_> {
         }
         let mut state = self.handshake(&hello)?.build_responder().map_err(io::Error::other)?;
         let mut message = [0; MESSAGE_BYTES];
-        stream.read_exact(&mut message)?;
+        read_by(&mut stream, &mut message, until)?;
         state
             .read_message(&message, &mut [])
             .map_err(|_| no("it does not know the group's key"))?;
@@ -252,6 +260,10 @@ impl Own<'_> {
         status[0] = WELCOME;
         stream.write_all(&status)?;
         stream.write_all(&message)?;
+        let mut state = state.into_transport_mode().map_err(io::Error::other)?;
+        let mut proof = [0; PROOF_BYTES];
+        read_by(&mut stream, &mut proof, until)?;
+        state.read_message(&proof, &mut []).map_err(|_| no("it only repeats what it has heard"))?;
         Ok(Connection::new(said.from, self.channel(stream, state)?))
     }
 
@@ -261,10 +273,9 @@ impl Own<'_> {
         builder.prologue(hello).map_err(io::Error::other)
     }
 
-    fn channel(&self, stream: TcpStream, state: HandshakeState) -> io::Result<Channel> {
+    fn channel(&self, stream: TcpStream, state: TransportState) -> io::Result<Channel> {
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(None)?;
-        let state: TransportState = state.into_transport_mode().map_err(io::Error::other)?;
         Channel::new(stream, self.network.encrypt.then_some(state))
     }
 
@@ -299,6 +310,25 @@ fn prepare(stream: &TcpStream, limit: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(limit))?;
     stream.set_write_timeout(Some(limit))
+}
+
+/// Reads all of it before the deadline, however it trickles in.
+fn read_by(stream: &mut TcpStream, into: &mut [u8], until: Instant) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < into.len() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut into[filled..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 fn wait_readable(listener: &TcpListener, limit: Duration) {

@@ -166,9 +166,8 @@ impl Mesh {
     }
 
     /// Tells everybody, as far as that is possible at once, that this rank waits for others.
-    pub(crate) fn say_waiting(&mut self, op: OpWords, ranks: u64) {
-        let head =
-            Head { kind: Kind::Waiting, partial: 0, exchange: 0, op, first: ranks, bytes: 0 };
+    pub(crate) fn say_waiting(&mut self, exchange: u64, op: OpWords, ranks: u64) {
+        let head = Head { kind: Kind::Waiting, partial: 0, exchange, op, first: ranks, bytes: 0 };
         for connection in &mut self.connections {
             if connection.outgoing.is_empty() {
                 connection.outgoing.push_back(Outgoing { head, payload: Payload::Nothing });
@@ -329,28 +328,7 @@ fn advance<E: Exchange>(
         }
         Incoming::Ready(head) => {
             let head = *head;
-            let place = match head.kind {
-                Kind::Waiting => {
-                    connection.blocked_on = head.first;
-                    connection.incoming = Incoming::nothing();
-                    return Ok(Advance::Moved);
-                }
-                Kind::Abort => note_place(&head),
-                Kind::Part | Kind::Result | Kind::Note => {
-                    let sequence = |number: u64| number / EXCHANGES;
-                    let is_other = sequence(head.exchange) == sequence(number) && head.op != op;
-                    if head.exchange < number || is_other {
-                        return Err(MeshError::OtherOp { rank, theirs: head.op });
-                    }
-                    if number < head.exchange {
-                        return Ok(Advance::Blocked);
-                    }
-                    exchange.place(rank, &head)
-                }
-            };
-            let place = place.map_err(|detail| MeshError::Garbage { rank, detail })?;
-            connection.incoming = Incoming::Payload { head, place, filled: 0 };
-            Ok(Advance::Moved)
+            begin_payload(connection, head, (op, number), exchange)
         }
         Incoming::Payload { head, place, filled } => {
             let wanted = head.bytes as usize;
@@ -378,6 +356,42 @@ fn advance<E: Exchange>(
             }
         }
     }
+}
+
+/// Decides where the payload of a message goes, if it belongs to the current exchange.
+fn begin_payload<E: Exchange>(
+    connection: &mut Connection,
+    head: Head,
+    (op, number): (OpWords, u64),
+    exchange: &mut E,
+) -> Result<Advance, MeshError> {
+    let rank = connection.rank;
+    let sequence = |number: u64| number / EXCHANGES;
+    let place = match head.kind {
+        Kind::Waiting => {
+            // What it said of an earlier collective is over.
+            if sequence(head.exchange) == sequence(number) {
+                connection.blocked_on = head.first;
+            }
+            connection.incoming = Incoming::nothing();
+            return Ok(Advance::Moved);
+        }
+        Kind::Abort => note_place(&head),
+        Kind::Part | Kind::Result | Kind::Note => {
+            let is_other = sequence(head.exchange) == sequence(number) && head.op != op;
+            if head.exchange < number || is_other {
+                return Err(MeshError::OtherOp { rank, theirs: head.op });
+            }
+            if number < head.exchange {
+                return Ok(Advance::Blocked);
+            }
+            connection.blocked_on = 0;
+            exchange.place(rank, &head)
+        }
+    };
+    let place = place.map_err(|detail| MeshError::Garbage { rank, detail })?;
+    connection.incoming = Incoming::Payload { head, place, filled: 0 };
+    Ok(Advance::Moved)
 }
 
 /// Room for a note, or what is wrong with it.

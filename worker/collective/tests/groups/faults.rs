@@ -214,8 +214,8 @@ fn other_numbers_in_the_same_collective_are_told_with_both_sides() {
     }
 }
 
-/// Says the words of a rank that knows the key, as far as the handshake goes.
-fn greet(far: SocketAddr) -> TcpStream {
+/// The first words of rank 1 to rank 0, by somebody who knows the key or has heard them.
+pub(crate) fn call(far: SocketAddr) -> (TcpStream, snow::HandshakeState) {
     let mut hello = [0; 24];
     hello[..4].copy_from_slice(b"LKSH");
     // Generation 1, from rank 1, to rank 0.
@@ -233,9 +233,19 @@ fn greet(far: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(far).unwrap();
     stream.write_all(&hello).unwrap();
     stream.write_all(&message).unwrap();
+    (stream, state)
+}
+
+/// Says all the words of a rank that knows the key.
+fn greet(far: SocketAddr) -> TcpStream {
+    let (mut stream, mut state) = call(far);
     let mut answer = [0; 64];
     stream.read_exact(&mut answer).unwrap();
     assert_eq!(answer[0], 1, "let in");
+    state.read_message(&answer[16..], &mut []).unwrap();
+    let mut proof = [0; 16];
+    state.into_transport_mode().unwrap().write_message(&[], &mut proof).unwrap();
+    stream.write_all(&proof).unwrap();
     stream
 }
 

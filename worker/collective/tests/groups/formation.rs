@@ -157,3 +157,20 @@ fn whoever_does_not_know_the_key_is_not_let_in() {
     );
     assert!(matches!(errors[1], GroupError::Unreachable { rank: 0, .. }), "{errors:?}");
 }
+
+#[test]
+fn whoever_only_repeats_what_a_rank_has_said_does_not_take_its_place() {
+    let plan = plan(&[1, 1], &[4]);
+    let site = Site::new(&plan.nodes);
+    let (mut stream, _) = crate::faults::call(site.address(0));
+    as_ranks(0..2, |rank| {
+        let Formed { mut group, .. } = site.form(rank, &plan, PATIENT).unwrap();
+        group.barrier().unwrap();
+        Box::new(group).leave();
+    });
+    // It was answered, could not say more, and was hung up on.
+    stream.set_read_timeout(Some(PATIENT)).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer.len(), 64);
+}

@@ -2,7 +2,9 @@
 
 use std::{ops::Range, thread, time::Duration};
 
-use lockstep_collective::{Ballot, Bucket, CpuGroup, Formed, GroupError, Network, Plan, PlanParam};
+use lockstep_collective::{
+    Ballot, Bucket, CpuGroup, Formed, GroupError, Intent, Network, Plan, PlanParam,
+};
 use proptest::prelude::*;
 
 pub(crate) use crate::site::Site;
@@ -69,10 +71,8 @@ pub(crate) const BALLOT: Ballot = Ballot {
     step: 5,
     grains_total: 3,
     grains: 0..1,
-    stop: false,
+    intent: Intent::GoOn,
     non_finite: false,
-    overflow: false,
-    out_of_memory: false,
     digest: 0,
 };
 

@@ -1,6 +1,8 @@
 //! Votes and the board.
 
-use lockstep_collective::{Ballot, Formed, ProcessGroup, Span, SumOrder, Tally};
+use lockstep_collective::{
+    Ballot, Formed, Intent, ProcessGroup, ReduceOp, Span, SumOrder, Tally, What,
+};
 
 use crate::harness::{BALLOT, PATIENT, Site, as_ranks, plan};
 
@@ -34,14 +36,23 @@ const ARRANGEMENTS: [&[usize]; 4] = [&[3], &[1, 1, 1], &[2, 1], &[1, 2]];
 fn votes_are_counted_alike_on_all_ranks() {
     for nodes in ARRANGEMENTS {
         let counted = tallies(nodes, &|rank| {
-            let stop =
-                Ballot { stop: rank == 1, grains: if rank == 2 { 0..0 } else { 0..1 }, ..BALLOT };
+            let stop = Ballot {
+                intent: if rank == 1 { Intent::Stop } else { Intent::GoOn },
+                grains: if rank == 2 { 0..0 } else { 0..1 },
+                ..BALLOT
+            };
             vec![
                 (BALLOT, false),
                 (stop, false),
                 (Ballot { non_finite: rank == 2, ..BALLOT }, false),
                 (BALLOT, rank == 1),
-                (Ballot { out_of_memory: rank == 0, ..BALLOT }, false),
+                (
+                    Ballot {
+                        intent: if rank == 0 { Intent::OutOfMemory } else { Intent::GoOn },
+                        ..BALLOT
+                    },
+                    false,
+                ),
                 (Ballot { digest: if rank == 1 { 8 } else { 9 }, ..BALLOT }, false),
                 (BALLOT, false),
             ]
@@ -137,5 +148,28 @@ fn ranks_in_different_steps_do_not_apply_them() {
             let text = error.to_string();
             assert!(text.contains("step 5 of 3 grains") && text.contains("step 6"), "{text}");
         }
+    }
+}
+
+#[test]
+fn numbers_between_steps_may_be_infinite_without_spoiling_the_next_vote() {
+    for nodes in ARRANGEMENTS {
+        let plan = plan(nodes, &[40]);
+        let site = Site::new(nodes);
+        let tallies = as_ranks(0..3, |rank| {
+            let Formed { mut group, mut arena, .. } = site.form(rank, &plan, PATIENT).unwrap();
+            let order = SumOrder::in_rank_order(0..3);
+            let span = Span::floats(0..40);
+            arena.floats_mut(0, 0..40).fill(f32::INFINITY);
+            let lease = arena.lease(0..1, 0..40);
+            drop(group.all_reduce(What::Numbers, lease, span, ReduceOp::Sum, &order).unwrap());
+            arena.floats_mut(0, 0..40).fill(1.0);
+            let lease = arena.lease(0..1, 0..40);
+            let tally = group.all_reduce_and_vote(0, lease, span, &order, BALLOT).unwrap().1;
+            group.barrier().unwrap();
+            Box::new(group).leave();
+            tally
+        });
+        assert!(tallies.iter().all(|tally| !tally.non_finite), "{nodes:?}: {tallies:?}");
     }
 }

@@ -189,7 +189,7 @@ impl Reducer {
         let differs = |row: &&[f64]| row.iter().any(|digest| digest != &row[0]);
         let rows: Vec<&[f64]> = table.chunks_exact(self.world_size()).collect();
         let at = |index: Option<usize>| index.and_then(|index| params.get(index));
-        let first = at(rows.iter().position(differs.clone()));
+        let first = at(rows.iter().position(differs));
         let last = at(rows.iter().rposition(differs));
         Ok(first.zip(last).map(|((first, from), (last, to))| Divergence {
             ranks,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use lockstep_ddp::{
-    GrainSums, GroupError, Join, Reducer, ReducerConfig, Reduction, StepOutcome, Votes,
+    GrainSums, GroupError, Intent, Join, Reducer, ReducerConfig, Reduction, StepOutcome, Votes,
 };
 use lockstep_shm::FlightRecord;
 use lockstep_tensor::{Accumulate, Activation, GradBuffer, GradSink, Layout, Op, Real, Tape};
@@ -140,7 +140,9 @@ fn try_train(
             }
             reducer.finish_grain(grain, &sums);
         }
-        let votes = Votes { stop: task.fault == (Fault::StopsIn { step }), ..Votes::default() };
+        let stops = task.fault == (Fault::StopsIn { step });
+        let intent = if stops { Intent::Stop } else { Intent::GoOn };
+        let votes = Votes { intent, ..Votes::default() };
         *started = Instant::now();
         let outcome = reducer.finish_step(votes)?;
         let StepOutcome { loss_sum, weight, metrics, stop, non_finite, non_finite_ranks, .. } =

@@ -1,6 +1,6 @@
 //! A rank that cannot finish its step ends it for all, within that step.
 
-use lockstep_ddp::Votes;
+use lockstep_ddp::{Intent, Votes};
 use lockstep_tensor::{GradSink as _, ParamId};
 
 use crate::ranks::{ARRANGEMENTS, config, do_grains, do_step, layout, on_ranks};
@@ -19,7 +19,7 @@ fn out_of_memory_on_one_rank_ends_the_step_for_all_and_the_next_one_works() {
                     sink.grad(ParamId(index)).fill(1.0);
                     sink.ready(ParamId(index));
                 }
-                let votes = Votes { out_of_memory: true, ..Votes::default() };
+                let votes = Votes { intent: Intent::OutOfMemory, ..Votes::default() };
                 reducer.give_up_step(votes).unwrap()
             } else {
                 do_grains(reducer, 0, grains);
@@ -43,7 +43,7 @@ fn a_step_can_be_given_up_before_its_first_grain() {
             do_grains(reducer, 0, grains);
             return reducer.finish_step(Votes::default()).unwrap();
         }
-        reducer.give_up_step(Votes { out_of_memory: true, ..Votes::default() }).unwrap()
+        reducer.give_up_step(Votes { intent: Intent::OutOfMemory, ..Votes::default() }).unwrap()
     });
     assert!(seen.iter().all(|outcome| outcome.out_of_memory_ranks == [1]));
 }

@@ -1,7 +1,7 @@
 //! How ranks train together.
 
 use super::Check;
-use crate::{DigestCheck, Hook, JobSpec, OptimizerSpec, Reduction, Shard};
+use crate::{DigestCheck, Hook, JobSpec, OptimizerSpec, Precision, Reduction, Shard};
 
 impl Check {
     pub(super) fn ddp(&mut self, spec: &JobSpec) {
@@ -29,7 +29,14 @@ impl Check {
             self.excluded(is_lamb, "ddp.shard", "none", "the optimizer `lamb`");
             self.excluded(is_local, "ddp.shard", "none", "ddp.sync_every above 1");
         }
+        if ddp.hook == Hook::PowerSgd {
+            // What it keeps of earlier gradients would have another scale.
+            let is_scaled = spec.train.precision == Precision::F16;
+            self.excluded(is_scaled, "ddp.hook", "another one", "train.precision = \"f16\"");
+        }
         if is_local {
+            let has_mean = spec.train.ema.is_some();
+            self.excluded(has_mean, "ddp.sync_every", "1", "train.ema");
             self.excluded(is_tree, "ddp.sync_every", "1", "ddp.reduction = \"fixed-tree\"");
         }
         if ddp.digest == DigestCheck::Off {
