@@ -236,7 +236,9 @@ async fn record(
         project_id: project,
         principal_id: caller.principal_id,
         spec,
-        samples_per_epoch: number(summary.train_samples)?,
+        samples_per_epoch: number(
+            spec.ddp.uneven.positions(summary.train_samples, spec.train.global_batch),
+        )?,
         steps_total: number(summary.steps_total)?,
         created_at: now,
     };

@@ -41,11 +41,7 @@ impl Schedule {
             0 < samples && 0 < global_batch && 0 < micro_batch,
             "{samples} samples, global batch {global_batch}, micro batch {micro_batch}"
         );
-        let positions = match uneven {
-            Uneven::Join => samples,
-            Uneven::Shortest => samples / global_batch * global_batch,
-            Uneven::Pad => samples.div_ceil(global_batch) * global_batch,
-        };
+        let positions = uneven.positions(samples, train.global_batch);
         if positions == 0 {
             let message = format!(
                 "expected `join` or `pad`: the {samples} samples make no batch of {global_batch}"

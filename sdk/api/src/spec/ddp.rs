@@ -119,6 +119,19 @@ pub enum Uneven {
     Pad,
 }
 
+impl Uneven {
+    /// Positions of one pass over `samples` in batches of `global_batch`, as the ledger counts them; 0 if there is no whole
+    /// batch where only whole ones count. `global_batch`: at least 1.
+    pub fn positions(self, samples: u64, global_batch: u32) -> u64 {
+        let global_batch = u64::from(global_batch);
+        match self {
+            Self::Join => samples,
+            Self::Shortest => samples / global_batch * global_batch,
+            Self::Pad => samples.div_ceil(global_batch).saturating_mul(global_batch),
+        }
+    }
+}
+
 /// How ranks reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
