@@ -133,6 +133,14 @@ impl Service {
         self.server.as_ref().expect("the server runs")
     }
 
+    /// An agent's process.
+    ///
+    /// # Panics
+    /// While it is killed.
+    pub fn agent(&self, index: usize) -> &Process {
+        self.agents[index].process.as_ref().expect("the agent runs")
+    }
+
     /// Starts the server: at first anywhere, later at the same address.
     ///
     /// # Errors

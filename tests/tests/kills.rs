@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
-use lockstep_api::{AttemptOutcome, FailureCode, JobId, JobState, JobView, MetricSeries};
-use lockstep_e2e::{LEASE, Service, is_running, kill_now, wait_for, wait_for_job};
+use lockstep_api::{AttemptOutcome, FailureCode, JobId, JobState, JobView};
+use lockstep_e2e::{
+    Belongings, LEASE, Service, WHOLE_JOB, is_running, kill_now, wait_for, wait_for_job,
+};
 
 const JOB: &str = "examples/digits/job.toml";
 
 /// Long enough to be hit in the middle, short enough for a test.
 const LONG: &[&str] = &["train.epochs=300", "checkpoint.every_steps=40", "gang.ranks=2"];
-
-/// Longest wait for a whole job.
-const WHOLE_JOB: Duration = Duration::from_secs(120);
 
 /// A rank that lost its agent is gone within this time: its socket closes, and the kernel kills it with its parent.
 /// Whatever else would end it takes longer: collectives wait for 20 s.
@@ -24,20 +23,8 @@ async fn until_midway(service: &Service, id: JobId) -> anyhow::Result<JobView> {
     Ok(job)
 }
 
-async fn until_succeeded(service: &Service, id: JobId) -> anyhow::Result<JobView> {
-    let over = |job: &JobView| job.summary.state == JobState::Succeeded;
-    wait_for_job(&service.client, id, "the job succeeds", WHOLE_JOB, over).await
-}
-
 fn pids(job: &JobView) -> Vec<i32> {
     job.attempts[0].ranks.iter().filter_map(|rank| rank.pid).collect()
-}
-
-/// The training curve, bit for bit: step and loss.
-async fn curve(service: &Service, id: JobId) -> anyhow::Result<Vec<(i64, u64)>> {
-    let series = service.client.metrics(id, Some("train/loss"), None).await?;
-    let points = series.into_iter().flat_map(|MetricSeries { name: _, points }| points);
-    Ok(points.map(|point| (point.step.0, point.value.unwrap_or(f64::NAN).to_bits())).collect())
 }
 
 /// Every epoch's samples were used exactly once, and every step has its place on the curve.
@@ -46,7 +33,7 @@ async fn assert_nothing_lost_or_repeated(service: &Service, job: &JobView) -> an
     let ledger = service.client.ledger(id).await?;
     let epochs: Vec<i64> = (0..i64::from(job.spec.train.epochs)).collect();
     assert_eq!(ledger.complete_epochs, epochs);
-    let steps: Vec<i64> = curve(service, id).await?.into_iter().map(|(step, _)| step).collect();
+    let steps: Vec<i64> = service.curve(id).await?.into_iter().map(|(step, _)| step).collect();
     let all: Vec<i64> = (0..job.summary.steps_total.expect("the steps are known").0).collect();
     assert_eq!(steps, all);
     Ok(())
@@ -57,13 +44,13 @@ async fn a_killed_rank_is_named_and_the_job_goes_on_from_its_checkpoint_with_the
 -> anyhow::Result<()> {
     let service = Service::start(2).await?;
     let undisturbed = service.submit(JOB, LONG)?.summary.id;
-    until_succeeded(&service, undisturbed).await?;
+    service.until_succeeded(undisturbed).await?;
 
     let id = service.submit(JOB, LONG)?.summary.id;
     let midway = until_midway(&service, id).await?;
     let victim = midway.attempts[0].ranks[1].pid.expect("rank 1 runs");
     kill_now(victim)?;
-    let job = until_succeeded(&service, id).await?;
+    let job = service.until_succeeded(id).await?;
 
     let verdict = &job.failures[0];
     assert_eq!(verdict.code, FailureCode::PeerGone, "{verdict:#?}");
@@ -79,7 +66,7 @@ async fn a_killed_rank_is_named_and_the_job_goes_on_from_its_checkpoint_with_the
     assert!(0 < job.attempts[0].first_step.0, "it resumed from a checkpoint");
     assert!(job.attempts[1].generation < job.attempts[0].generation);
     assert_nothing_lost_or_repeated(&service, &job).await?;
-    assert_eq!(curve(&service, id).await?, curve(&service, undisturbed).await?);
+    assert_eq!(service.curve(id).await?, service.curve(undisturbed).await?);
     Ok(())
 }
 
@@ -102,7 +89,7 @@ async fn a_killed_agent_takes_its_ranks_along_and_the_job_is_placed_again_when_i
     assert!(job.summary.waiting.is_some(), "a job that waits says why");
 
     service.start_agent(0).await?;
-    let job = until_succeeded(&service, id).await?;
+    let job = service.until_succeeded(id).await?;
     assert_eq!(job.attempts.len(), 2);
     assert_eq!(job.attempts[1].outcome, Some(AttemptOutcome::LeaseLost));
     assert_nothing_lost_or_repeated(&service, &job).await
@@ -118,8 +105,42 @@ async fn a_killed_server_does_not_stop_the_ranks_and_loses_no_metrics() -> anyho
     // Longer than a lease: what was missed in the meantime must not be held against the node.
     tokio::time::sleep(LEASE + Duration::from_millis(500)).await;
     service.start_server().await?;
-    let job = until_succeeded(&service, id).await?;
+    let job = service.until_succeeded(id).await?;
     assert_eq!(job.attempts.len(), 1, "{:#?}", job.failures);
     assert_eq!(job.failures, []);
     assert_nothing_lost_or_repeated(&service, &job).await
+}
+
+/// Ranks that were killed again and again, over shared memory and over connections, cost their agent nothing: no memory,
+/// no descriptor, no thread.
+#[tokio::test]
+async fn killed_ranks_leave_nothing_behind() -> anyhow::Result<()> {
+    let service = Service::start(2).await?;
+    let agent = service.agent(0).pid();
+    for transport in ["ddp.transport=shm", "ddp.transport=tcp"] {
+        let settings = [LONG, &[transport, "train.epochs=60"]].concat();
+        service.train(JOB, &["gang.ranks=2", transport, "train.epochs=1"]).await?;
+        let idle = Belongings::of(agent)?;
+        let mut ever: Vec<i32> = Vec::new();
+        for victim in [0, 1] {
+            let id = service.submit(JOB, &settings)?.summary.id;
+            let midway = until_midway(&service, id).await?;
+            let busy = Belongings::of(pids(&midway)[victim])?;
+            assert!(0 < busy.group_memories, "what is counted is there: {busy:?}");
+            ever.extend(pids(&midway));
+            kill_now(pids(&midway)[victim])?;
+            let job = service.until_succeeded(id).await?;
+            assert_eq!(job.attempts.len(), 2, "{:#?}", job.failures);
+            ever.extend(pids(&job));
+        }
+        let what = format!("{transport}: the agent has what it had: {idle:?}");
+        wait_for(&what, WHOLE_JOB, || async {
+            let now = Belongings::of(agent).ok()?;
+            (now.group_memories == 0 && now.sockets <= idle.sockets && now.threads <= idle.threads)
+                .then_some(())
+        })
+        .await?;
+        assert!(ever.into_iter().all(|pid| !is_running(pid)));
+    }
+    Ok(())
 }

@@ -1,34 +1,19 @@
 //! Gangs over several nodes, and over TCP within one: the curve of one rank, bit for bit.
 
+use lockstep_api::{FailureCode, JobView};
+use lockstep_e2e::{Cable, Service, WHOLE_JOB, kill_now, wait_for_job};
 use std::collections::BTreeSet;
-use std::time::Duration;
-
-use lockstep_api::{FailureCode, JobId, JobState, JobView, MetricSeries};
-use lockstep_e2e::{Cable, Service, kill_now, wait_for_job};
 
 const JOB: &str = "examples/digits/job.toml";
 const SHORT: &str = "train.epochs=4";
 /// Long enough to be hit in the middle.
 const LONG: &[&str] = &["train.epochs=300", "checkpoint.every_steps=40"];
-const WHOLE_JOB: Duration = Duration::from_secs(120);
-
-async fn until_succeeded(service: &Service, id: JobId) -> anyhow::Result<JobView> {
-    let over = |job: &JobView| job.summary.state == JobState::Succeeded;
-    wait_for_job(&service.client, id, "the job succeeds", WHOLE_JOB, over).await
-}
-
-async fn trained(service: &Service, settings: &[&str]) -> anyhow::Result<JobView> {
-    let id = service.submit(JOB, settings)?.summary.id;
-    until_succeeded(service, id).await
-}
+/// Pictures and a network with batch norms; its data are not in the repository.
+const FASHION: &str = "examples/fashion/job.toml";
 
 /// The training curve and the last evaluation, bit for bit.
 async fn curve(service: &Service, job: &JobView) -> anyhow::Result<(Vec<(i64, u64)>, u64)> {
-    let series = service.client.metrics(job.summary.id, Some("train/loss"), None).await?;
-    let points = series.into_iter().flat_map(|MetricSeries { name: _, points }| points);
-    let bits =
-        points.map(|point| (point.step.0, point.value.unwrap_or(f64::NAN).to_bits())).collect();
-    Ok((bits, job.metrics["eval/loss"].to_bits()))
+    Ok((service.curve(job.summary.id).await?, job.metrics["eval/loss"].to_bits()))
 }
 
 /// Names of the nodes of each rank of the newest attempt, in order of rank.
@@ -38,8 +23,8 @@ fn node_names(job: &JobView) -> Vec<&str> {
 
 /// The same job alone and with `settings`; answers the latter.
 async fn assert_curve_of_one(service: &Service, settings: &[&str]) -> anyhow::Result<JobView> {
-    let alone = trained(service, &["gang.ranks=1", SHORT]).await?;
-    let together = trained(service, &[settings, &[SHORT]].concat()).await?;
+    let alone = service.train(JOB, &["gang.ranks=1", SHORT]).await?;
+    let together = service.train(JOB, &[settings, &[SHORT]].concat()).await?;
     assert_eq!(together.attempts.len(), 1, "{:#?}", together.failures);
     let (of_one, of_many) = (curve(service, &alone).await?, curve(service, &together).await?);
     assert!(!of_one.0.is_empty());
@@ -81,6 +66,34 @@ async fn four_ranks_on_two_nodes_of_two_slots_have_the_curve_of_one() -> anyhow:
     Ok(())
 }
 
+/// A part of it.
+#[tokio::test]
+async fn the_fashion_job_has_one_curve_over_shared_memory_a_cable_and_both() -> anyhow::Result<()> {
+    let short = ["train.max_steps=24", "checkpoint.every_steps=1000"];
+    let with = |settings: &[&'static str]| [settings, &short].concat();
+    let on_one_node = Service::start(4).await?;
+    let pair = on_one_node.train(FASHION, &with(&["gang.ranks=2"])).await?;
+    let tree = &["gang.ranks=4", "train.micro_batch=32", "ddp.reduction=fixed-tree"][..];
+    let four = on_one_node.train(FASHION, &with(tree)).await?;
+    let expected = (curve(&on_one_node, &pair).await?, curve(&on_one_node, &four).await?);
+    drop(on_one_node);
+
+    let Some(cable) = Cable::lay()? else { return Ok(()) };
+    cable.move_to_near_end()?;
+    for (slots, settings, expected) in
+        [(1, &["gang.ranks=2"][..], expected.0), (2, tree, expected.1)]
+    {
+        let mut service = Service::start_server_at(Cable::NEAR).await?;
+        service.add_agent("first", slots).await?;
+        service.add_agent_behind("second", slots, cable.at_far_end()).await?;
+        let job = service.train(FASHION, &with(settings)).await?;
+        let nodes: BTreeSet<&str> = node_names(&job).into_iter().collect();
+        assert_eq!(nodes, BTreeSet::from(["first", "second"]));
+        assert_eq!(curve(&service, &job).await?, expected, "{slots} ranks on each node");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn two_ranks_over_tcp_on_one_node_have_the_curve_of_one() -> anyhow::Result<()> {
     let service = Service::start(2).await?;
@@ -97,7 +110,7 @@ async fn a_rank_killed_on_the_second_node_is_named_and_the_job_goes_on_with_the_
 -> anyhow::Result<()> {
     let mut service = Service::start(1).await?;
     service.add_agent("second", 1).await?;
-    let undisturbed = trained(&service, &[LONG, &["gang.ranks=1"]].concat()).await?;
+    let undisturbed = service.train(JOB, &[LONG, &["gang.ranks=1"]].concat()).await?;
 
     let id = service.submit(JOB, &[LONG, &["gang.ranks=2"]].concat())?.summary.id;
     let midway = |job: &JobView| 60 <= job.summary.steps_done.0 && !job.checkpoints.is_empty();
@@ -106,7 +119,7 @@ async fn a_rank_killed_on_the_second_node_is_named_and_the_job_goes_on_with_the_
     let victim = &hit.attempts[0].ranks[1];
     assert_eq!(victim.node_name, "second");
     kill_now(victim.pid.expect("rank 1 runs"))?;
-    let job = until_succeeded(&service, id).await?;
+    let job = service.until_succeeded(id).await?;
 
     let verdict = &job.failures[0];
     assert_eq!(verdict.code, FailureCode::PeerGone, "{verdict:#?}");

@@ -1,27 +1,13 @@
 //! Ways of training together that a job file can ask for, on two ranks.
 
-use std::time::Duration;
-
-use lockstep_api::{JobId, JobState, JobView, MetricSeries};
-use lockstep_e2e::{Service, wait_for_job};
+use lockstep_api::JobView;
+use lockstep_e2e::Service;
 
 const JOB: &str = "examples/digits/job.toml";
-const WHOLE_JOB: Duration = Duration::from_secs(120);
 
 async fn trained(service: &Service, settings: &[&str]) -> anyhow::Result<JobView> {
     let all = [settings, &["gang.ranks=2", "train.epochs=4", "checkpoint.every_steps=20"]].concat();
-    let id: JobId = service.submit(JOB, &all)?.summary.id;
-    let over = |job: &JobView| job.summary.state.is_final();
-    let job = wait_for_job(&service.client, id, "the job is over", WHOLE_JOB, over).await?;
-    assert_eq!(job.summary.state, JobState::Succeeded, "{settings:?}: {:#?}", job.failures);
-    Ok(job)
-}
-
-/// The bits of the training curve.
-async fn curve(service: &Service, job: &JobView) -> anyhow::Result<Vec<u64>> {
-    let series = service.client.metrics(job.summary.id, Some("train/loss"), None).await?;
-    let points = series.into_iter().flat_map(|MetricSeries { name: _, points }| points);
-    Ok(points.map(|point| point.value.unwrap_or(f64::NAN).to_bits()).collect())
+    service.train(JOB, &all).await
 }
 
 #[tokio::test]
@@ -31,7 +17,8 @@ async fn a_sharded_job_has_the_curve_and_the_checkpoint_of_a_whole_one() -> anyh
         let whole = trained(&service, &["ddp.compare_every=7", transport]).await?;
         let sharded =
             trained(&service, &["ddp.compare_every=7", "ddp.shard=zero1", transport]).await?;
-        assert_eq!(curve(&service, &whole).await?, curve(&service, &sharded).await?);
+        let curve = async |job: &JobView| service.curve(job.summary.id).await;
+        assert_eq!(curve(&whole).await?, curve(&sharded).await?);
         assert_eq!(whole.metrics["eval/loss"], sharded.metrics["eval/loss"]);
         // The same bytes, the optimizer's state included.
         let files =

@@ -50,6 +50,11 @@ impl Example {
     }
 }
 
+/// The pictures' data, which an end-to-end test trains on as well.
+pub(crate) fn fetch_fashion(root: &Utf8Path) -> anyhow::Result<()> {
+    data::prepare(root, Name::Fashion)
+}
+
 /// Text from the job's newest checkpoint. The one place that knows the verb's arguments.
 fn sample(session: &Session, job: &str) -> anyhow::Result<String> {
     shell::read(session.lockstep()?.args(["sample", job]))

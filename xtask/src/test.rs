@@ -4,7 +4,7 @@ use camino::Utf8Path;
 use clap::Args;
 
 use crate::database::Throwaway;
-use crate::{setup, shell};
+use crate::{example, setup, shell};
 
 /// Settings of `cargo xtask test`.
 #[derive(Args)]
@@ -17,6 +17,7 @@ impl Test {
     /// Sets up what is missing, then runs the tests.
     pub(crate) fn run(&self, root: &Utf8Path) -> anyhow::Result<()> {
         setup::run(root)?;
+        example::fetch_fashion(root)?;
         self.rust(root)?;
         if self.filter.is_some() {
             return Ok(());

@@ -85,7 +85,7 @@ impl Timed {
             threads_per_rank: threads,
             record: None,
         };
-        let Formed { group, arena, board: _ } = CpuGroup::form(join, &plan(case))?;
+        let Formed { group, arena, board: _ } = CpuGroup::form(&join, &plan(case))?;
         // Only now: the group counts the cores that its ranks may use.
         take_core(arguments.rank, RANKS)?;
         Ok(Self { case, group, arena, order: SumOrder::in_rank_order(0..RANKS), calls: 0 })

@@ -35,6 +35,7 @@ pub fn curve_settings(spec: &JobSpec) -> Value {
             "sync_every": spec.ddp.sync_every,
             "sync_from": (1 < spec.ddp.sync_every).then_some(spec.ddp.sync_from),
             "uneven": spec.ddp.uneven,
+            "sync_batch_norm": spec.ddp.sync_batch_norm,
         },
     })
 }
@@ -61,13 +62,14 @@ fn complete(settings: &Value) -> Value {
         train.entry("precision").or_insert_with(|| json!(Precision::default()));
     }
     if let Some(Value::Object(ddp)) = settings.get_mut("ddp") {
-        let DdpSpec { hook, sync_every, uneven, .. } = DdpSpec::default();
+        let DdpSpec { hook, sync_every, uneven, sync_batch_norm, .. } = DdpSpec::default();
         for (name, value) in [
             ("hook", json!(hook)),
             ("power_sgd", Value::Null),
             ("sync_every", json!(sync_every)),
             ("sync_from", Value::Null),
             ("uneven", json!(uneven)),
+            ("sync_batch_norm", json!(sync_batch_norm)),
         ] {
             ddp.entry(name).or_insert(value);
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 
 use camino::{Utf8Path, Utf8PathBuf};
-use lockstep_api::{EMA_PREFIX, OPTIMIZER_PREFIX};
+use lockstep_api::{EMA_PREFIX, HOOK_PREFIX, OPTIMIZER_PREFIX};
 use lockstep_tensor::{Layout, Param};
 use safetensors::tensor::{Metadata, TensorView};
 use safetensors::{Dtype, SafeTensors, View};
@@ -14,6 +14,8 @@ use crate::{CheckpointError, FORMAT_VERSION, Meta, State, StateMut, curve};
 
 /// Where [`Meta`] lies in the file's own metadata.
 const META_KEY: &str = "lockstep";
+/// The tensors of a communication hook, each of one axis.
+const HOOK_PARTS: [&str; 2] = ["shared", "leftovers"];
 
 /// Writes `state` to `path`, durably: to a name beside it, synchronised, read back and compared, then renamed.
 /// Whoever sees `path` sees all of it.
@@ -46,7 +48,7 @@ pub fn load(
     let bytes = fs::read(path).map_err(io("read", path))?;
     let (tensors, meta) = parse(path, &bytes)?;
     curve::compare(&meta.settings, settings)?;
-    refuse_unknown(&tensors, &parts(&state.view()))?;
+    refuse_unknown(&tensors, &parts(&state.view()), state.hook.is_some())?;
     fill(&tensors, state.layout, "", state.weights)?;
     fill(&tensors, state.buffer_layout, "", state.buffers)?;
     for (moment, values) in &mut state.optimizer.moments {
@@ -54,6 +56,11 @@ pub fn load(
     }
     if let Some(average) = state.average.as_deref_mut() {
         fill(&tensors, state.layout, EMA_PREFIX, average)?;
+    }
+    if let Some(hook) = state.hook.as_deref_mut() {
+        for (part, values) in HOOK_PARTS.iter().zip(hook) {
+            *values = read_list(&tensors, format!("{HOOK_PREFIX}{part}"))?;
+        }
     }
     state.optimizer.step = meta.optimizer_step;
     Ok(meta)
@@ -67,6 +74,7 @@ impl StateMut<'_> {
             buffer_layout: self.buffer_layout,
             buffers: self.buffers,
             average: self.average.as_deref(),
+            hook: None,
             optimizer: self.optimizer,
         }
     }
@@ -99,7 +107,7 @@ fn read_back(path: &Utf8Path, pieces: &[Piece<'_>], meta: &Meta) -> Result<(), C
     }
     for piece in pieces {
         let tensor = tensors.tensor(&piece.name).map_err(|error| differs(error.to_string()))?;
-        if tensor.shape() != piece.shape || tensor.data() != &*piece.data() {
+        if tensor.shape() != &*piece.shape || tensor.data() != &*piece.data() {
             return Err(differs(format!("tensor `{}`", piece.name)));
         }
     }
@@ -134,7 +142,7 @@ fn parse_meta(path: &Utf8Path, header: &Metadata) -> Result<Meta, CheckpointErro
 /// One tensor on its way out: a parameter's part of a flat arena.
 struct Piece<'a> {
     name: String,
-    shape: &'a [usize],
+    shape: Cow<'a, [usize]>,
     values: &'a [f32],
 }
 
@@ -143,7 +151,7 @@ impl View for &Piece<'_> {
         Dtype::F32
     }
     fn shape(&self) -> &[usize] {
-        self.shape
+        &self.shape
     }
     fn data(&self) -> Cow<'_, [u8]> {
         Piece::data(self).into()
@@ -186,11 +194,15 @@ fn pieces<'a>(state: &State<'a>) -> Vec<Piece<'a>> {
     let pieces = |part: Part<'a>| {
         part.layout.params().iter().map(move |param| Piece {
             name: tensor_name(&part.prefix, param),
-            shape: &param.shape,
+            shape: Cow::Borrowed(&param.shape),
             values: &part.values[param.range.clone()],
         })
     };
-    parts(state).into_iter().flat_map(pieces).collect()
+    let hook = HOOK_PARTS.iter().zip(state.hook.into_iter().flatten()).map(|(part, values)| {
+        let name = format!("{HOOK_PREFIX}{part}");
+        Piece { name, shape: Cow::Owned(vec![values.len()]), values }
+    });
+    parts(state).into_iter().flat_map(pieces).chain(hook).collect()
 }
 
 fn tensor_name(prefix: &str, param: &Param) -> String {
@@ -209,9 +221,7 @@ pub(crate) fn fill(
         match tensor {
             Some(tensor) if tensor.dtype() == Dtype::F32 && tensor.shape() == param.shape => {
                 let values = &mut arena[param.range.clone()];
-                for (value, bytes) in values.iter_mut().zip(tensor.data().chunks_exact(4)) {
-                    *value = f32::from_le_bytes(bytes.try_into().expect("chunks of 4"));
-                }
+                values.iter_mut().zip(floats(&tensor)).for_each(|(to, value)| *to = value);
             }
             found => {
                 let expected = format!("{:?} {:?}", Dtype::F32, param.shape);
@@ -222,12 +232,37 @@ pub(crate) fn fill(
     Ok(())
 }
 
-fn refuse_unknown(tensors: &SafeTensors<'_>, parts: &[Part<'_>]) -> Result<(), CheckpointError> {
+/// A tensor of one axis, however long.
+fn read_list(tensors: &SafeTensors<'_>, name: String) -> Result<Vec<f32>, CheckpointError> {
+    match tensors.tensor(&name).ok() {
+        Some(tensor) if tensor.dtype() == Dtype::F32 && tensor.shape().len() == 1 => {
+            Ok(floats(&tensor).collect())
+        }
+        found => {
+            let expected = format!("{:?} of one axis", Dtype::F32);
+            Err(CheckpointError::Tensor { name, expected, found: describe(found) })
+        }
+    }
+}
+
+fn floats<'a>(tensor: &TensorView<'a>) -> impl Iterator<Item = f32> + use<'a> {
+    let octets = tensor.data().chunks_exact(4);
+    octets.map(|octets| f32::from_le_bytes(octets.try_into().expect("chunks of 4")))
+}
+
+fn refuse_unknown(
+    tensors: &SafeTensors<'_>,
+    parts: &[Part<'_>],
+    has_hook: bool,
+) -> Result<(), CheckpointError> {
     let names = |part: &Part<'_>| {
         let params = part.layout.params().iter();
         params.map(|param| tensor_name(&part.prefix, param)).collect::<Vec<_>>()
     };
-    let known: BTreeSet<String> = parts.iter().flat_map(names).collect();
+    let mut known: BTreeSet<String> = parts.iter().flat_map(names).collect();
+    if has_hook {
+        known.extend(HOOK_PARTS.map(|part| format!("{HOOK_PREFIX}{part}")));
+    }
     refuse_other(tensors, |name| known.contains(name))
 }
 

@@ -1,8 +1,9 @@
 //! A job's whole state as one safetensors file: written aside, read back, resumed.
 //!
-//! Tensors: `<parameter>`, `<buffer>`, `optimizer.<moment>.<parameter>` and, where a mean of the weights is kept,
-//! `ema.<parameter>`, all f32, so that any safetensors reader opens the weights by their names. The metadata key `lockstep` holds a [`Meta`] as JSON. The same state gives the same
-//! bytes, so a checkpoint's digest says whether two states are equal.
+//! Tensors: `<parameter>`, `<buffer>`, `optimizer.<moment>.<parameter>`, where a mean of the weights is kept
+//! `ema.<parameter>`, and where a communication hook has a state `hook.shared` and `hook.leftovers`; all f32, so that any
+//! safetensors reader opens the weights by their names. The metadata key `lockstep` holds a [`Meta`] as JSON. The same
+//! state gives the same bytes, so a checkpoint's digest says whether two states are equal.
 
 mod curve;
 mod error;
@@ -57,6 +58,9 @@ pub struct State<'a> {
     pub buffers: &'a [f32],
     /// The running mean of the weights, `[layout.len()]`, if one is kept.
     pub average: Option<&'a [f32]>,
+    /// What a communication hook carries from step to step, if one does: what all ranks have alike, and the mean of what
+    /// each has left over.
+    pub hook: Option<[&'a [f32]; 2]>,
     /// Each moment `[layout.len()]`.
     pub optimizer: &'a OptimizerState,
 }
@@ -74,6 +78,8 @@ pub struct StateMut<'a> {
     pub buffers: &'a mut [f32],
     /// `[layout.len()]`, if a mean of the weights is kept.
     pub average: Option<&'a mut [f32]>,
+    /// Of any length, if a communication hook is to go on from it.
+    pub hook: Option<&'a mut [Vec<f32>; 2]>,
     /// Each moment `[layout.len()]`; which there are, the optimizer says.
     pub optimizer: &'a mut OptimizerState,
 }

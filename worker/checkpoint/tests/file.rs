@@ -27,7 +27,15 @@ fn no_buffers() -> &'static Layout {
 }
 
 fn plain<'a>(layout: &'a Layout, weights: &'a [f32], optimizer: &'a OptimizerState) -> State<'a> {
-    State { layout, weights, buffer_layout: no_buffers(), buffers: &[], average: None, optimizer }
+    State {
+        layout,
+        weights,
+        buffer_layout: no_buffers(),
+        buffers: &[],
+        average: None,
+        hook: None,
+        optimizer,
+    }
 }
 
 fn plain_mut<'a>(
@@ -36,7 +44,7 @@ fn plain_mut<'a>(
     optimizer: &'a mut OptimizerState,
 ) -> StateMut<'a> {
     let (buffer_layout, buffers) = (no_buffers(), &mut [][..]);
-    StateMut { layout, weights, buffer_layout, buffers, average: None, optimizer }
+    StateMut { layout, weights, buffer_layout, buffers, average: None, hook: None, optimizer }
 }
 
 fn meta() -> Meta {
@@ -200,6 +208,7 @@ fn running_statistics_and_the_mean_of_the_weights_come_back() {
         buffer_layout: &buffer_layout,
         buffers: &[3.0, 4.0, 5.0],
         average: Some(&[6.0, 7.0]),
+        hook: None,
         optimizer: &optimizer,
     };
     save(&path, &state, &meta).unwrap();
@@ -211,6 +220,7 @@ fn running_statistics_and_the_mean_of_the_weights_come_back() {
         buffer_layout: &buffer_layout,
         buffers: &mut buffers,
         average: Some(&mut average),
+        hook: None,
         optimizer: &mut optimizer,
     };
     assert_eq!(load(&path, &meta.settings, &mut state).unwrap(), meta);

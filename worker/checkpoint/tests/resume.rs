@@ -89,6 +89,7 @@ fn training_goes_on_from_a_checkpoint_with_the_same_bits() {
             buffer_layout,
             buffers: &[],
             average: None,
+            hook: None,
             optimizer: optimizer_state,
         };
         save(&path, &state, &meta).unwrap();
@@ -101,6 +102,7 @@ fn training_goes_on_from_a_checkpoint_with_the_same_bits() {
             buffer_layout,
             buffers: &mut [],
             average: None,
+            hook: None,
             optimizer: state,
         };
         load(&path, &json!({}), &mut state).unwrap();

@@ -28,6 +28,7 @@ fn saved(folder: &tempfile::TempDir, average: bool) -> Utf8PathBuf {
         buffer_layout: &buffer_layout,
         buffers: &[5.0, 6.0],
         average: average.then_some(&[10.0, 20.0, 30.0, 40.0]),
+        hook: None,
         optimizer: &optimizer,
     };
     let meta = Meta {

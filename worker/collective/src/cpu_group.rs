@@ -45,6 +45,17 @@ pub struct Formed {
     pub board: Board,
 }
 
+/// Several groups over the same arenas, which take turns with buckets.
+#[derive(Debug)]
+pub struct FormedLanes {
+    /// Each for a communication thread of its own. A lease is for the one whose number it names.
+    pub groups: Vec<CpuGroup>,
+    /// For the thread that computes.
+    pub arena: OwnArena,
+    /// For the thread that computes.
+    pub board: Board,
+}
+
 /// One rank's end of a group.
 #[derive(Debug)]
 pub struct CpuGroup {
@@ -74,6 +85,13 @@ pub struct CpuGroup {
     split: Option<(SumOrder, bool, Arc<Split>)>,
     failed: Option<GroupError>,
     has_left: bool,
+}
+
+/// What a group's buckets had in them since the last vote.
+#[derive(Debug, Default)]
+pub struct Findings {
+    found: Found,
+    ranks: u64,
 }
 
 /// Gives a group up from any thread; everybody who waits or comes later gets
@@ -383,6 +401,15 @@ impl ProcessGroup for CpuGroup {
 
     fn floats_mut(&mut self, lease: &Lease) -> &mut [f32] {
         self.arenas.floats_mut(lease)
+    }
+
+    fn take_findings(&mut self) -> Findings {
+        Findings { found: mem::take(&mut self.found), ranks: mem::take(&mut self.found_ranks) }
+    }
+
+    fn add_findings(&mut self, findings: Findings) {
+        self.found_ranks |= findings.ranks;
+        self.found.merge(findings.found);
     }
 
     fn judge(&mut self, is_non_finite: bool) {

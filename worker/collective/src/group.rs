@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use lockstep_shm::{Combine, Dtype, Lease, Span};
 
-use crate::{Aborter, GroupError, Plan, SumOrder, Topology, What};
+use crate::{Aborter, Findings, GroupError, Plan, SumOrder, Topology, What};
 
 /// What carries a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,6 +159,12 @@ pub trait ProcessGroup: Send + std::fmt::Debug {
 
     /// The floats of arena 0 under a lease, between two collectives on them.
     fn floats_mut(&mut self, lease: &Lease) -> &mut [f32];
+
+    /// What was found in the collectives since the last vote, for the vote of another group over the same ranks.
+    fn take_findings(&mut self) -> Findings;
+
+    /// Adds it to what this group's next vote says.
+    fn add_findings(&mut self, findings: Findings);
 
     /// Puts the caller's judgement in place of what was found in the collectives since the last vote:
     /// whoever makes several of one sum knows better whether it is finite.

@@ -20,7 +20,7 @@ mod topology;
 mod verdict;
 
 pub use board::Board;
-pub use cpu_group::{Aborter, CpuGroup, Formed, Join};
+pub use cpu_group::{Aborter, CpuGroup, Findings, Formed, FormedLanes, Join};
 pub use error::{GroupError, Moment};
 pub use group::{Backend, Ballot, Intent, ProcessGroup, ReduceOp, Tally};
 pub use lockstep_shm::{Dtype, Lease, OwnArena, Source, Span, SumOp};

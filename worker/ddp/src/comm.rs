@@ -12,8 +12,8 @@ use std::{
 };
 
 use lockstep_collective::{
-    Aborter, Ballot, Bucket, Dtype, GroupError, Lease, ProcessGroup, ReduceOp, Span, SumOrder,
-    Tally, What,
+    Aborter, Ballot, Bucket, Dtype, Findings, GroupError, Lease, ProcessGroup, ReduceOp, Span,
+    SumOrder, Tally, What,
 };
 use lockstep_shm::monotonic_ns;
 
@@ -42,8 +42,8 @@ pub(crate) struct Launch {
     pub(crate) order: Arc<SumOrder>,
     /// Nothing is sent: each rank keeps its own.
     pub(crate) is_local: bool,
-    /// With the step's last bucket.
-    pub(crate) ballot: Option<Ballot>,
+    /// With the step's last bucket: the votes, and what the other lanes have found.
+    pub(crate) ballot: Option<(Ballot, Vec<Findings>)>,
 }
 
 type Task = Box<dyn FnOnce(&mut Worker) -> Result<(), GroupError> + Send>;
@@ -118,6 +118,18 @@ impl Comm {
 
     pub(crate) fn reduce(&mut self, launch: Launch) {
         self.send(Command::Reduce(launch));
+    }
+
+    /// Waits until everything that was sent is done, and takes what was found in it.
+    pub(crate) fn take_findings(&mut self, see: impl FnMut(Reply)) -> Result<Findings, GroupError> {
+        let (sender, receiver) = mpsc::channel();
+        self.send(Command::Run(Box::new(move |worker| {
+            // The receiver waits for the end of this task.
+            sender.send(worker.group.take_findings()).ok();
+            Ok(())
+        })));
+        self.replies(see)?;
+        receiver.recv().map_err(|_| GroupError::Aborted { by: None })
     }
 
     /// Runs `task` on the thread and waits for it.
@@ -228,7 +240,8 @@ impl Worker {
         let what = What::Bucket(bucket);
         let span = Span::floats(lease.range());
         let (lease, tally) = match (&mut self.way, ballot) {
-            (Way::Whole, Some(ballot)) if !is_local => {
+            (Way::Whole, Some((ballot, findings))) if !is_local => {
+                findings.into_iter().for_each(|it| self.group.add_findings(it));
                 let voted = self.group.all_reduce_and_vote(bucket, lease, span, &order, ballot)?;
                 (voted.0, Some(voted.1))
             }
@@ -248,7 +261,8 @@ impl Worker {
                 };
                 match ballot {
                     None => (lease, None),
-                    Some(ballot) => {
+                    Some((ballot, findings)) => {
+                        findings.into_iter().for_each(|it| self.group.add_findings(it));
                         let voted = self.vote(bucket, lease, &order, ballot)?;
                         (voted.0, Some(voted.1))
                     }

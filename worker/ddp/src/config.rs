@@ -42,6 +42,7 @@ pub enum HookKind {
 }
 
 /// Settings of a reducer; the same on every rank.
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 #[derive(Debug, Clone)]
 pub struct ReducerConfig {
     /// Ceiling of a bucket.
@@ -56,6 +57,11 @@ pub struct ReducerConfig {
     pub is_sharded: bool,
     /// Whether ranks compare what they have reduced so far with every step.
     pub is_strict: bool,
+    /// Groups among which buckets rotate, each with a thread and connections of its own: at least 1. Above 1 only with
+    /// [`HookKind::Mean`] and without sharding.
+    pub lanes: usize,
+    /// Whether batch norms take their statistics over the grains of all ranks: [`Reducer::batch_peers`](crate::Reducer).
+    pub joins_batches: bool,
     /// The most grains that a step may have.
     pub max_grains: usize,
     /// How many metrics each grain reports.
@@ -74,6 +80,8 @@ impl Default for ReducerConfig {
             hook: HookKind::Mean,
             is_sharded: false,
             is_strict: true,
+            lanes: 1,
+            joins_batches: false,
             max_grains: 1,
             metric_count: 0,
             settings: Vec::new(),
@@ -91,6 +99,8 @@ impl ReducerConfig {
             ("the reduction".to_owned(), reduction.to_owned()),
             ("the hook".to_owned(), format!("{:?}", self.hook)),
             ("sharding".to_owned(), self.is_sharded.to_string()),
+            ("the groups".to_owned(), self.lanes.to_string()),
+            ("joint batch statistics".to_owned(), self.joins_batches.to_string()),
             ("the check of what was reduced".to_owned(), self.is_strict.to_string()),
         ];
         settings.extend(self.settings.iter().cloned());
@@ -111,6 +121,8 @@ impl ReducerConfig {
         let is_plain = self.hook == HookKind::Mean;
         assert!(is_plain || self.reduction == Reduction::Fast, "a hook with the fixed tree");
         assert!(is_plain || !self.is_sharded, "a hook with sharding");
+        let is_whole = is_plain && !self.is_sharded;
+        assert!(is_whole || self.lanes == 1, "{} lanes with a hook or sharding", self.lanes);
         match self.hook {
             HookKind::Mean if self.is_sharded => Way::Sharded,
             HookKind::Mean => Way::Whole,

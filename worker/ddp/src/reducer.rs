@@ -3,15 +3,15 @@
 use std::{ops::Range, sync::Arc};
 
 use lockstep_collective::{
-    Aborter, Ballot, Board, CpuGroup, Formed, GroupError, Join, Lease, OwnArena, Plan, SumOrder,
-    Tally, Topology,
+    Aborter, Ballot, Board, CpuGroup, Findings, FormedLanes, GroupError, Join, Lease, OwnArena,
+    Plan, SumOrder, Tally, Topology,
 };
 use lockstep_shm::{FlightRecord, monotonic_ns};
 use lockstep_tensor::{Accumulate, Layout, ParamId};
 
 use crate::{
-    BucketSpan, GrainSums, HookKind, Node, ReducerConfig, ReducerSink, Reduction, StepOutcome,
-    Votes,
+    BatchPeers, BucketSpan, GrainSums, HookKind, Node, ReducerConfig, ReducerSink, Reduction,
+    StepOutcome, Votes,
     comm::{Comm, Launch, Reply},
     config::COLUMNS,
     digest::Digest,
@@ -39,7 +39,11 @@ pub struct Reducer {
     bucket_of: Vec<usize>,
     arena: OwnArena,
     board: Board,
+    /// The first lane's: votes and all that happens between steps go there.
     comm: Comm,
+    /// The other lanes'.
+    more: Vec<Comm>,
+    peers: Option<PeersGuard>,
     record: Option<Arc<FlightRecord>>,
     issued: u64,
     /// The orders for the last number of grains, which seldom changes.
@@ -50,7 +54,19 @@ pub struct Reducer {
     observed: Option<Vec<usize>>,
     /// Of everything that was reduced.
     digest: Digest,
+    /// Parameters that this rank's last grain did not depend on, in order.
+    unused: Vec<ParamId>,
     step: Option<Step>,
+}
+
+/// A reducer that is dropped in the middle of its work keeps nobody waiting, whoever else has the peers.
+#[derive(Debug)]
+struct PeersGuard(Arc<BatchPeers>);
+
+impl Drop for PeersGuard {
+    fn drop(&mut self) {
+        self.0.give_up();
+    }
 }
 
 /// In which order contributions are added.
@@ -86,6 +102,18 @@ struct Step {
     non_finite: bool,
     /// Of this rank's grains.
     own_weight: f64,
+    tally: Option<Tally>,
+}
+
+impl Step {
+    /// A bucket is done.
+    fn see(&mut self, reply: Reply) {
+        if let Reply::Reduced { bucket, launched_ns, done_ns, tally } = reply {
+            let span = &mut self.spans[bucket];
+            (span.launched_ns, span.done_ns) = (launched_ns, done_ns);
+            self.tally = self.tally.or(tally);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -121,8 +149,14 @@ impl Reducer {
             .enumerate()
             .flat_map(|(index, bucket)| bucket.params.iter().map(move |_| index))
             .collect();
-        let Formed { group, arena, board } = CpuGroup::form(join, &plan)?;
-        let comm = Comm::start(Box::new(group), config.way(&plan.buckets), timeout)?;
+        let beside: Vec<Plan> =
+            config.joins_batches.then(|| BatchPeers::plan(&topology)).into_iter().collect();
+        let (formed, beside) = CpuGroup::form_all(&join, &plan, config.lanes, &beside)?;
+        let peers = beside.into_iter().next().map(BatchPeers::new).map(Arc::new).map(PeersGuard);
+        let FormedLanes { groups, arena, board } = formed;
+        let start = |group| Comm::start(Box::new(group), config.way(&plan.buckets), timeout);
+        let mut lanes = groups.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
+        let comm = lanes.remove(0);
         Ok(Self {
             rank,
             topology,
@@ -135,10 +169,13 @@ impl Reducer {
             arena,
             board,
             comm,
+            more: lanes,
+            peers,
             record,
             issued: 0,
             orders: None,
             digest: Digest::EMPTY,
+            unused: Vec::new(),
             step: None,
         })
     }
@@ -201,6 +238,7 @@ impl Reducer {
             spans: vec![BucketSpan::default(); self.plan.buckets.len()],
             non_finite: false,
             own_weight: 0.0,
+            tally: None,
         });
         if let Some(record) = &self.record {
             record.set_step(i64::try_from(step).unwrap_or(i64::MAX));
@@ -248,6 +286,7 @@ impl Reducer {
         };
         let is_last = grain + 1 == step.grains.end;
         step.current = Some(Current { grain, slot, is_last, additions, stack });
+        self.unused.clear();
         ReducerSink::new(self)
     }
 
@@ -291,7 +330,7 @@ impl Reducer {
         let step = self.step.as_ref().expect("a step has begun");
         let missing = step.grains.len() - step.finished;
         assert!(missing == 0, "{missing} own grains of {:?} are not finished", step.grains);
-        self.launch_rest(votes);
+        self.launch_rest(votes)?;
         self.outcome()
     }
 
@@ -315,12 +354,12 @@ impl Reducer {
         for range in ranges {
             (0..slots).for_each(|slot| self.arena.floats_mut(slot, range.clone()).fill(0.0));
         }
-        self.launch_rest(votes);
+        self.launch_rest(votes)?;
         self.outcome()
     }
 
-    /// Launches what is left, the last bucket with the votes.
-    fn launch_rest(&mut self, votes: Votes) {
+    /// Launches what is left, the last bucket with the votes, which need to know what the other lanes have found.
+    fn launch_rest(&mut self, votes: Votes) -> Result<(), GroupError> {
         while let Some(step) = &self.step
             && step.launched < self.plan.buckets.len()
         {
@@ -331,31 +370,30 @@ impl Reducer {
                 grains: step.grains.clone(),
                 intent: votes.intent,
                 non_finite: votes.non_finite || step.non_finite,
-                digest: 0,
+                // What was reduced comes to it when the bucket is launched.
+                digest: votes.weights_digest,
             };
-            let mut launch = self.launch_next();
-            if is_last {
-                let mut digest = self.digest;
-                digest.add(votes.weights_digest);
-                let digest = if self.config.is_strict { digest.value() } else { 0 };
-                launch.ballot = Some(Ballot { digest, ..ballot });
+            if !is_last {
+                self.launch_next(None);
+                continue;
             }
-            self.comm.reduce(launch);
+            let findings = self.findings()?;
+            self.launch_next(Some((ballot, findings)));
         }
+        Ok(())
+    }
+
+    /// What the other lanes have found in this step.
+    fn findings(&mut self) -> Result<Vec<Findings>, GroupError> {
+        let Some(step) = &mut self.step else { return Ok(Vec::new()) };
+        self.more.iter_mut().map(|comm| comm.take_findings(|reply| step.see(reply))).collect()
     }
 
     /// Waits for everything that was launched.
     fn outcome(&mut self) -> Result<StepOutcome, GroupError> {
         let mut step = self.step.take().expect("a step has begun");
-        let mut tally: Option<Tally> = None;
-        self.comm.replies(|reply| {
-            if let Reply::Reduced { bucket, launched_ns, done_ns, tally: voted } = reply {
-                let span = &mut step.spans[bucket];
-                (span.launched_ns, span.done_ns) = (launched_ns, done_ns);
-                tally = tally.or(voted);
-            }
-        })?;
-        let tally = tally.ok_or(GroupError::Aborted { by: None })?;
+        self.comm.replies(|reply| step.see(reply))?;
+        let tally = step.tally.ok_or(GroupError::Aborted { by: None })?;
         let sums = self.board.sum(step.step, step.grains_total);
         let metrics = sums[COLUMNS..].chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
         let ranks =
@@ -388,9 +426,28 @@ impl Reducer {
         self.arena.floats(0, 0..self.layout.len())
     }
 
+    /// For the tape, if batch norms take their statistics over the grains of all ranks.
+    pub fn batch_peers(&self) -> Option<&Arc<BatchPeers>> {
+        self.peers.as_ref().map(|guard| &guard.0)
+    }
+
     /// Leaves the group after the last step, without disturbing the others.
     pub fn close(self) {
+        if let Some(PeersGuard(peers)) = &self.peers {
+            peers.leave();
+        }
+        self.more.into_iter().for_each(Comm::close);
         self.comm.close();
+    }
+
+    /// The parameters that the loss of this rank's last grain did not depend on, in arena order. What they got is 0 from
+    /// that grain, and whatever other grains bring.
+    pub fn unused(&self) -> &[ParamId] {
+        &self.unused
+    }
+
+    pub(crate) fn note_unused(&mut self, param: ParamId) {
+        self.unused.push(param);
     }
 
     pub(crate) fn grad(&mut self, param: ParamId) -> &mut [f32] {
@@ -422,13 +479,12 @@ impl Reducer {
             && step.launched + 1 < self.plan.buckets.len()
             && step.left[self.launch_order[step.launched]] == 0
         {
-            let launch = self.launch_next();
-            self.comm.reduce(launch);
+            self.launch_next(None);
         }
     }
 
-    /// Adds up what the last grain completes in the next bucket, and takes it out of use.
-    fn launch_next(&mut self) -> Launch {
+    /// Adds up what the last grain completes in the next bucket, and hands it to the next lane.
+    fn launch_next(&mut self, ballot: Option<(Ballot, Vec<Findings>)>) {
         let step = self.step.as_mut().expect("a bucket is launched in a step");
         let bucket = self.launch_order[step.launched];
         step.launched += 1;
@@ -450,12 +506,27 @@ impl Reducer {
             // Nobody has written there, and this rank's numbers count.
             self.arena.floats_mut(0, range.clone()).fill(0.0);
         }
+        // Whatever carries votes goes the first way.
+        let is_first = ballot.is_some() || step.is_local;
+        let lane = if is_first { 0 } else { (step.launched - 1) % (1 + self.more.len()) };
         let is_local = step.is_local;
         self.digest.add(bucket as u64);
         self.digest.add(range.len() as u64);
-        self.issue();
-        let lease: Lease = self.arena.lease(0..slots, range);
-        Launch { bucket, lease, order, is_local, ballot: None }
+        let ballot = ballot.map(|(ballot, findings)| {
+            let mut digest = self.digest;
+            digest.add(ballot.digest);
+            let digest = if self.config.is_strict { digest.value() } else { 0 };
+            (Ballot { digest, ..ballot }, findings)
+        });
+        let lease: Lease = self.arena.lease_for(lane, 0..slots, range);
+        let launch = Launch { bucket, lease, order, is_local, ballot };
+        match lane.checked_sub(1) {
+            None => {
+                self.issue();
+                self.comm.reduce(launch);
+            }
+            Some(other) => self.more[other].reduce(launch),
+        }
     }
 
     fn orders_for(&mut self, grains_total: usize) -> Orders {

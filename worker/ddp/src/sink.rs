@@ -21,6 +21,10 @@ impl GradSink<f32> for ReducerSink<'_> {
         self.reducer.grad(param)
     }
 
+    fn unused(&mut self, param: ParamId) {
+        self.reducer.note_unused(param);
+    }
+
     fn ready(&mut self, param: ParamId) {
         self.reducer.ready(param);
     }

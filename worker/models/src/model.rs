@@ -128,12 +128,12 @@ impl Model {
         statistics.fill(0.0);
         for (running, batch) in self.declared.running.iter().zip(&workspace.norms) {
             let [mean, variance, tracked] = self.places(running);
-            if batch.count == 0 {
+            if batch.last().is_none_or(|&count| count == T::ZERO) {
                 continue;
             }
             statistics[tracked].fill(1.0);
             if let Ok(places) = statistics.get_disjoint_mut([mean, variance]) {
-                norm::batch_statistics(&batch.saved, batch.count, places);
+                norm::batch_statistics(batch, places);
             }
         }
     }

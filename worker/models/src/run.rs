@@ -13,27 +13,18 @@ use crate::{
 /// the batch norms in the last training pass.
 #[derive(Debug, Clone)]
 pub struct Workspace<T> {
-    pub(crate) norms: Vec<Statistics<T>>,
+    /// Of each batch norm what it kept: mean, inverse deviation and variance of each channel, in that order, and how many
+    /// values a channel had; 0 of them before the first training pass.
+    pub(crate) norms: Vec<Vec<T>>,
     zeros: Vec<T>,
     /// `[time, time]`, of the time last asked for.
     causal: Vec<T>,
     causal_time: usize,
 }
 
-/// Of one batch norm in one batch.
-#[derive(Debug, Clone)]
-pub(crate) struct Statistics<T> {
-    /// What the batch norm kept: mean, inverse deviation and variance of each channel, in that order.
-    pub(crate) saved: Vec<T>,
-    /// Elements of each channel; 0 before the first training pass.
-    pub(crate) count: usize,
-}
-
 impl<T: Real> Workspace<T> {
     pub(crate) fn new(running: &[Running]) -> Self {
-        let statistics =
-            |running: &Running| Statistics { saved: vec![T::ZERO; 3 * running.channels], count: 0 };
-        let norms = running.iter().map(statistics).collect();
+        let norms = running.iter().map(|running| vec![T::ZERO; kept(running.channels)]).collect();
         Self { norms, zeros: Vec::new(), causal: Vec::new(), causal_time: 0 }
     }
 
@@ -108,19 +99,19 @@ impl<T: Real> Graph for OnTape<'_, T> {
         self.tape.end_segment(result)
     }
 
-    /// A batch norm saves mean, inverse deviation and variance of each channel, in that order.
     fn take_statistics(&mut self, running: &Running, norm: Value) -> Result<(), OpError> {
-        let channels = running.channels;
-        let elements = self.tape.meta(norm)?.len();
         let saved = self.tape.saved(norm)?;
-        let expected = 3 * channels;
+        let expected = kept(running.channels);
         if saved.len() != expected {
-            let (what, shape, given) = ("batch norm's statistics", vec![3, channels], saved.len());
+            let (what, shape, given) = ("batch norm's statistics", vec![expected], saved.len());
             return Err(OpError::DataLength { what, shape, expected, given });
         }
-        let statistics = &mut self.workspace.norms[running.place];
-        statistics.saved.copy_from_slice(saved);
-        statistics.count = elements / channels.max(1);
+        self.workspace.norms[running.place].copy_from_slice(saved);
         Ok(())
     }
+}
+
+/// How many numbers a batch norm keeps.
+fn kept(channels: usize) -> usize {
+    3 * channels + 1
 }

@@ -5,8 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use camino::Utf8PathBuf;
-use lockstep_api::{FailureCode, Phase, RankMessage};
+use lockstep_api::{FailureCode, Hook, Phase, RankMessage};
 use lockstep_checkpoint::{CheckpointError, FORMAT_VERSION, Meta, State, curve_settings};
+use lockstep_ddp::hook::HookState;
 use lockstep_tensor::{Layout, OptimizerState};
 use std::sync::Arc;
 
@@ -39,6 +40,8 @@ pub(crate) struct Snapshot {
     pub(crate) buffers: Vec<f32>,
     /// The running mean of the weights, if one is kept.
     pub(crate) average: Option<Vec<f32>>,
+    /// Of the communication hook, if it carries one.
+    pub(crate) hook: Option<HookState>,
     /// Likewise.
     pub(crate) optimizer: OptimizerState,
     /// Everything else.
@@ -99,6 +102,7 @@ impl Trainer {
     /// Begins a checkpoint of the state between two steps.
     pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
         self.position.enter(Phase::Checkpoint);
+        let hook = self.share_hook_state()?;
         let optimizer = match &self.ready.shard {
             None if self.is_reporter() => self.ready.optimizer_state.clone(),
             None => return Ok(()),
@@ -130,16 +134,29 @@ impl Trainer {
             buffer_layout: self.ready.engine.model.buffers().clone(),
             buffers: self.ready.engine.buffers.clone(),
             average: self.ready.average.as_ref().map(|(_, average)| average.clone()),
+            hook,
             optimizer,
             meta,
         })
     }
+
+    /// What the hook carries, if it does, becomes the same on every rank: the mean of what each has left over is all that
+    /// a checkpoint has, and whoever goes on from it must do as this run does.
+    fn share_hook_state(&mut self) -> Result<Option<HookState>, Failure> {
+        if self.spec.ddp.hook != Hook::PowerSgd {
+            return Ok(None);
+        }
+        let shared = self.ready.reducer.share_hook_state();
+        shared.map(Some).map_err(|error| Failure::of_group(&error))
+    }
 }
 
 fn write(path: &Utf8PathBuf, snapshot: &Snapshot, link: &AgentLink) -> Result<(), CheckpointError> {
-    let Snapshot { layout, weights, buffer_layout, buffers, average, optimizer, meta } = snapshot;
+    let Snapshot { layout, weights, buffer_layout, buffers, average, hook, optimizer, meta } =
+        snapshot;
     let average = average.as_deref();
-    let state = State { layout, weights, buffer_layout, buffers, average, optimizer };
+    let hook = hook.as_ref().map(|hook| [hook.shared.as_slice(), hook.own.as_slice()]);
+    let state = State { layout, weights, buffer_layout, buffers, average, hook, optimizer };
     lockstep_checkpoint::save(path, &state, meta)?;
     link.send(RankMessage::Checkpoint {
         path: path.to_string(),

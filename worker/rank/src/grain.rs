@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lockstep_api::FailureCode;
 use lockstep_models::{InputMismatch, Mode, Model, Workspace};
 use lockstep_sandbox::{Batch, BatchData, BatchTensor};
-use lockstep_tensor::{Accumulate, GradSink, Meta, OpError, Tape, Threads, Value};
+use lockstep_tensor::{Accumulate, GradSink, Meta, OpError, Peers, Tape, Threads, Value};
 use serde_json::json;
 
 use crate::failure::{Failure, GuestCall};
@@ -83,6 +83,12 @@ impl Engine {
         let tape = Tape::with_threads(Arc::clone(model.layout()), threads);
         let workspace = model.workspace();
         Self { model, loss, weights, buffers, tape, workspace, output: None }
+    }
+
+    /// Batch norms take their statistics over the grains of all of them.
+    pub(crate) fn with_peers(mut self, peers: Option<Arc<dyn Peers>>) -> Self {
+        self.tape.set_peers(peers);
+        self
     }
 
     /// Model, then loss. `samples`: which samples the batch is of, for messages.

@@ -14,7 +14,7 @@ use lockstep_api::{
 use lockstep_collective::{GroupError, Network};
 use lockstep_ddp::hook::PowerSgdConfig;
 use lockstep_ddp::{HookKind, Join, Reducer, ReducerConfig, Topology};
-use lockstep_tensor::Layout;
+use lockstep_models::Model;
 
 use crate::failure::Failure;
 use crate::loss::MAX_METRICS;
@@ -22,13 +22,11 @@ use crate::position::Position;
 use lockstep_service::chain;
 
 const MIB: usize = 1 << 20;
-/// One that computes, one that communicates.
-const THREADS_PER_RANK: usize = 2;
 
 /// Another thread meets the other ranks while this one goes on.
 pub(crate) fn begin_forming(
     config: &RankConfig,
-    layout: &Arc<Layout>,
+    model: &Model,
     position: &Position,
 ) -> Result<JoinHandle<Result<Reducer, GroupError>>, Failure> {
     let rank_error = |what: &'static str| {
@@ -45,11 +43,15 @@ pub(crate) fn begin_forming(
     };
     let rank = index(config.rank);
     let timeout = config.spec.collective_timeout();
-    let (layout, record) = (Arc::clone(layout), Some(Arc::clone(position.record())));
-    let reducer_config = reducer_config(config);
+    let (layout, record) = (Arc::clone(model.layout()), Some(Arc::clone(position.record())));
+    let mut reducer_config = reducer_config(config);
+    let has_norms = !model.buffers().params().is_empty();
+    reducer_config.joins_batches =
+        config.spec.ddp.sync_batch_norm && has_norms && 1 < config.world_size;
     let form = move || {
         let memory: OwnedFd = memory;
-        let threads_per_rank = THREADS_PER_RANK;
+        // One that computes, and those that communicate.
+        let threads_per_rank = 1 + reducer_config.lanes;
         let memory = memory.as_fd();
         let join = Join { memory, rank, topology, network, timeout, threads_per_rank, record };
         Reducer::new(join, layout, reducer_config)
@@ -75,6 +77,7 @@ fn reducer_config(config: &RankConfig) -> ReducerConfig {
             Hook::F16 => HookKind::F16,
             Hook::PowerSgd => HookKind::PowerSgd(power_sgd(spec)),
         },
+        lanes: spec.ddp.groups as usize,
         is_sharded: spec.ddp.shard == Shard::Zero1,
         is_strict: spec.ddp.digest == DigestCheck::Strict,
         settings: vec![
@@ -86,6 +89,7 @@ fn reducer_config(config: &RankConfig) -> ReducerConfig {
         ],
         max_grains: spec.train.global_batch.div_ceil(spec.train.micro_batch) as usize,
         metric_count: MAX_METRICS,
+        ..ReducerConfig::default()
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod train;
 
+mod joint;
 mod left_out;
 mod replicas;
 mod report;
@@ -10,6 +11,7 @@ mod shard;
 mod start;
 mod statistics;
 mod timeline;
+mod unused;
 mod update;
 
 mod evaluate;

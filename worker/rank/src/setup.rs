@@ -7,13 +7,14 @@ use lockstep_api::{FailureCode, GuestSpec, LogLevel, LogSource, Phase, RankConfi
 use lockstep_ddp::{Reducer, of_floats};
 use lockstep_models::Model;
 use lockstep_sandbox::{Loader, LogSink};
-use lockstep_tensor::{Ema, LossScale, LrSchedule, OptimizerState, Threads, UpdatePlan};
+use lockstep_tensor::{Ema, LossScale, LrSchedule, OptimizerState, Peers, Threads, UpdatePlan};
 
 use crate::agreement;
 use crate::failure::{Failure, GuestCall};
 use crate::grain::Engine;
 use crate::group;
 use crate::guest::{Guests, Split};
+use crate::joint::TimedPeers;
 use crate::link::AgentLink;
 use crate::loss::Loss;
 use crate::position::Position;
@@ -72,13 +73,14 @@ pub(crate) fn prepare(
     let spec = &config.spec;
     let model = Model::new(&spec.model)
         .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
-    let forming = group::begin_forming(config, model.layout(), position)?;
+    let forming = group::begin_forming(config, &model, position)?;
     let Opened { train, samples, eval, loss } = open_guests(config, link)?;
     let schedule = Schedule::new(samples, &spec.train, spec.ddp.uneven).map_err(refused)?;
     let update = update::plan(&spec.train, model.layout()).map_err(refused)?;
     let learning_rate = update::schedule(&spec.train, schedule.steps_total()).map_err(refused)?;
     let start = Start::new(config, &model, &update, &schedule, link)?;
-    let Start { weights, buffers, mut optimizer_state, average, loss_scale, next_step } = start;
+    let Start { weights, buffers, mut optimizer_state, average, loss_scale, hook, next_step } =
+        start;
     position.enter(Phase::Forming);
     let panicked =
         |_| Failure::new(FailureCode::RankError, "the thread that forms the group panicked");
@@ -87,11 +89,16 @@ pub(crate) fn prepare(
     let facts = [
         ("samples of the training split", samples),
         ("samples of the evaluation split", eval.as_ref().map_or(0, |(_, samples)| *samples)),
+        ("steps of the job", schedule.steps_total()),
         ("step to do next", next_step),
         ("digest of the weights", of_floats(&weights)),
         ("digest of the running statistics", of_floats(&buffers)),
     ];
     agreement::agree(&mut reducer, &facts)?;
+    if let Some(hook) = hook {
+        let restored = reducer.restore_hook(hook).map_err(|error| Failure::of_group(&error))?;
+        restored.map_err(|error| Failure::new(FailureCode::CheckpointFailed, error.to_string()))?;
+    }
     let shard = match spec.ddp.shard {
         Shard::None => None,
         Shard::Zero1 => Some(OwnShard::new(&reducer, &update)?),
@@ -101,7 +108,11 @@ pub(crate) fn prepare(
     }
     let threads = Threads::new(spec.train.threads as usize)
         .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
-    let engine = Engine::new(model, loss, (weights, buffers), threads);
+    let peers = reducer.batch_peers().map(|peers| {
+        let (peers, timeline) = (Arc::clone(peers), position.timeline().clone());
+        Arc::new(TimedPeers { peers, timeline }) as Arc<dyn Peers>
+    });
+    let engine = Engine::new(model, loss, (weights, buffers), threads).with_peers(peers);
     Ok(Ready {
         engine,
         train,

@@ -1,8 +1,9 @@
 //! Weights and all that training changes besides, before the first step.
 
 use camino::Utf8Path;
-use lockstep_api::{FailureCode, FieldError, LogLevel, LogSource, RankConfig};
+use lockstep_api::{FailureCode, FieldError, Hook, LogLevel, LogSource, RankConfig};
 use lockstep_checkpoint::{Meta, StateMut, curve_settings};
+use lockstep_ddp::hook::HookState;
 use lockstep_models::{Model, Report};
 use lockstep_service::chain;
 use lockstep_tensor::{Ema, LossScale, OptimizerState, UpdatePlan};
@@ -23,6 +24,8 @@ pub(crate) struct Start {
     pub(crate) optimizer_state: OptimizerState,
     pub(crate) average: Option<(Ema, Vec<f32>)>,
     pub(crate) loss_scale: Option<LossScale>,
+    /// Of the communication hook, in a checkpoint.
+    pub(crate) hook: Option<HookState>,
     pub(crate) next_step: u64,
 }
 
@@ -49,8 +52,9 @@ impl Start {
         let average = update::average(train, &weights).map_err(refused)?;
         let loss_scale = update::loss_scale(train).map_err(refused)?;
         let optimizer_state = update.state();
+        let (hook, next_step) = (None, 0);
         let mut start =
-            Self { weights, buffers, optimizer_state, average, loss_scale, next_step: 0 };
+            Self { weights, buffers, optimizer_state, average, loss_scale, hook, next_step };
         if let Some(path) = &config.resume_path {
             start.resume(config, path.as_ref(), model, schedule)?;
         }
@@ -65,12 +69,15 @@ impl Start {
         model: &Model,
         schedule: &Schedule,
     ) -> Result<(), Failure> {
+        let has_hook = config.spec.ddp.hook == Hook::PowerSgd;
+        let mut hook = [Vec::new(), Vec::new()];
         let mut state = StateMut {
             layout: model.layout(),
             weights: &mut self.weights,
             buffer_layout: model.buffers(),
             buffers: &mut self.buffers,
             average: self.average.as_mut().map(|(_, average)| average.as_mut_slice()),
+            hook: has_hook.then_some(&mut hook),
             optimizer: &mut self.optimizer_state,
         };
         let settings = curve_settings(&config.spec);
@@ -85,6 +92,8 @@ impl Start {
                 let message = format!("the checkpoint is of step {step}, the job has 0 to {steps}");
                 Failure::new(FailureCode::CheckpointFailed, message)
             })?;
+        let [shared, own] = hook;
+        self.hook = has_hook.then_some(HookState { steps: self.next_step, shared, own });
         let place = schedule.place(self.next_step);
         let expected = (
             place.data_epoch.cast_signed(),

@@ -4,9 +4,8 @@ use std::time::Instant;
 
 use lockstep_api::{FailureCode, JobSpec, Phase, Rank, RankConfig};
 use lockstep_ddp::{GrainSums, Intent, StepOutcome, Votes};
-use lockstep_models::Mode;
 use lockstep_sandbox::Batch;
-use lockstep_tensor::StepFactors;
+use lockstep_tensor::{OpError, ParamId, StepFactors};
 
 use crate::checkpoints::Checkpoints;
 use crate::failure::{Failure, GuestCall};
@@ -34,6 +33,8 @@ pub(crate) struct Trainer {
     pub(crate) skipped_in_row: u32,
     /// This rank's weights may be other than the others'.
     pub(crate) has_strayed: bool,
+    /// What the loss of the first grain did not depend on.
+    pub(crate) unused: Option<Vec<ParamId>>,
 }
 
 impl Trainer {
@@ -57,6 +58,7 @@ impl Trainer {
             statistics,
             skipped_in_row: 0,
             has_strayed: false,
+            unused: None,
         }
     }
 
@@ -106,23 +108,21 @@ impl Trainer {
     /// This rank's grains of the step, one after another, and the sum over all ranks.
     fn reduce_grains(&mut self, step: u64, place: Place) -> Result<StepOutcome, Failure> {
         let total = self.ready.schedule.grain_count(place.sample_count);
-        let order =
-            Permutation::new(self.spec.train.seed, place.data_epoch, self.ready.schedule.samples());
         self.begin_statistics();
         let grains = match self.is_local(step) {
             true => self.ready.reducer.begin_local_step(step, total),
             false => self.ready.reducer.begin_step(step, total),
         };
+        let own = grains.len();
         for grain in grains {
             self.position.enter(Phase::Data);
-            let offsets = self.ready.schedule.grain(grain, place.sample_count);
-            let samples: Vec<u64> =
-                offsets.map(|offset| self.sample(&order, place.first_position + offset)).collect();
+            let samples = self.samples_of(grain, place);
             let batch = self.load(&samples, place.data_epoch)?;
             let done = self.run_grain(step, grain, &batch, &samples);
             done.map_err(|failure| self.give_up(failure))?;
         }
         self.position.enter(Phase::Reduce);
+        self.stand_in(step, place, (own, total))?;
         let votes = Votes {
             intent: if self.link.is_stop_requested() { Intent::Stop } else { Intent::GoOn },
             weights_digest: self.weights_digest(step),
@@ -142,6 +142,10 @@ impl Trainer {
     /// A rank that has no memory for its grain ends the step for all, so that nobody waits for it.
     fn give_up(&mut self, failure: Failure) -> Failure {
         if failure.code == FailureCode::GuestMemoryLimit {
+            if let Some(peers) = self.ready.reducer.batch_peers() {
+                // Others wait for it in the middle of a pass, and cannot vote.
+                peers.give_up();
+            }
             let votes = Votes { intent: Intent::OutOfMemory, ..Votes::default() };
             // It is this failure that counts, whatever becomes of the others.
             if let Err(error) = self.ready.reducer.give_up_step(votes) {
@@ -151,11 +155,16 @@ impl Trainer {
         failure
     }
 
-    fn sample(&self, order: &Permutation, position: u64) -> u64 {
-        order.sample_at(self.ready.schedule.place_in_order(position))
+    /// The samples of one grain of a step.
+    pub(crate) fn samples_of(&self, grain: usize, place: Place) -> Vec<u64> {
+        let schedule = &self.ready.schedule;
+        let order = Permutation::new(self.spec.train.seed, place.data_epoch, schedule.samples());
+        let positions =
+            schedule.grain(grain, place.sample_count).map(|it| place.first_position + it);
+        positions.map(|position| order.sample_at(schedule.place_in_order(position))).collect()
     }
 
-    fn load(&mut self, samples: &[u64], data_epoch: u64) -> Result<Batch, Failure> {
+    pub(crate) fn load(&mut self, samples: &[u64], data_epoch: u64) -> Result<Batch, Failure> {
         let seed = |sample: &u64| sample_seed(self.spec.train.seed, data_epoch, *sample);
         let seeds: Vec<u64> = samples.iter().map(seed).collect();
         let batch = self.ready.train.load(samples, &seeds, true);
@@ -172,27 +181,30 @@ impl Trainer {
     ) -> Result<(), Failure> {
         self.position.enter(Phase::Forward);
         let call = GuestCall { guest: "loss", rank: self.rank, samples };
-        let mode = Mode::Train {
-            // Whichever rank has the grain, its dropout is the same.
-            key: sample_seed(self.spec.train.seed, step, grain as u64),
-            precision: self.spec.train.precision,
-            checkpointing: self.spec.train.activation_checkpointing,
-        };
+        let mode = self.mode(step, grain);
+        self.begin_joint_grain();
         let value = self.ready.engine.forward(batch, samples, mode);
+        self.check_joint_grain()?;
         let mut value = value.map_err(|error| error.failure(call))?;
         self.take_statistics(grain);
         self.position.enter(Phase::Backward);
         let scale = self.seed_scale(step) as f32;
         let accumulate = self.ready.reducer.accumulate(grain);
         let mut sink = self.ready.reducer.sink(grain);
-        self.ready.engine.backward(&mut value, scale, accumulate, &mut sink).map_err(|error| {
-            Failure::new(FailureCode::GuestShape, chain(&error)).of_rank(call.rank)
-        })?;
+        let done = self.ready.engine.backward(&mut value, scale, accumulate, &mut sink);
+        self.check_joint_grain()?;
+        done.map_err(|error| self.no_gradient(&error))?;
+        self.watch_unused(step, grain)?;
         let mut metrics = value.metrics;
         metrics.resize(MAX_METRICS, (0.0, 0.0));
         let sums = GrainSums { loss_sum: value.sum, weight: value.weight, metrics };
         self.ready.reducer.finish_grain(grain, &sums);
         Ok(())
+    }
+
+    /// The loss guest's graph does not lead to a sum that has a gradient.
+    pub(crate) fn no_gradient(&self, error: &OpError) -> Failure {
+        Failure::new(FailureCode::GuestShape, chain(error)).of_rank(self.rank)
     }
 
     /// Says how long the gradient was, if it had to be measured.

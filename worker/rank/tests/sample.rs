@@ -47,6 +47,7 @@ impl Case {
             buffer_layout: model.buffers(),
             buffers: &[],
             average: Some(&average),
+            hook: None,
             optimizer: &optimizer,
         };
         let meta = Meta {
@@ -188,6 +189,7 @@ fn a_model_that_has_diverged_says_so() {
         buffer_layout: case.model.buffers(),
         buffers: &[],
         average: None,
+        hook: None,
         optimizer: &optimizer,
     };
     let meta = Meta {

@@ -129,17 +129,25 @@ impl OwnArena {
         }
     }
 
-    /// Takes `range` of the arenas `slots` out of use until the lease is dropped.
+    /// Takes `range` of the arenas `slots` out of use until the lease is dropped. It is for the first lane.
     ///
     /// # Panics
     /// If the range is out of bounds, or any of it is leased already.
     pub fn lease(&mut self, slots: Range<usize>, range: Range<usize>) -> Lease {
+        self.lease_for(0, slots, range)
+    }
+
+    /// [`OwnArena::lease`] for another lane.
+    ///
+    /// # Panics
+    /// As [`OwnArena::lease`].
+    pub fn lease_for(&mut self, lane: usize, slots: Range<usize>, range: Range<usize>) -> Lease {
         for slot in slots.clone() {
             self.checked(slot, &range);
         }
         let held = Held { slots, range };
         locked(&self.leases).push(held.clone());
-        Lease { held, leases: Arc::clone(&self.leases) }
+        Lease { held, lane, leases: Arc::clone(&self.leases) }
     }
 
     fn checked(&self, slot: usize, range: &Range<usize>) -> *mut f32 {
@@ -159,6 +167,7 @@ impl OwnArena {
 #[derive(Debug)]
 pub struct Lease {
     held: Held,
+    lane: usize,
     leases: Leases,
 }
 
@@ -166,6 +175,10 @@ impl Lease {
     /// The arenas it covers.
     pub fn slots(&self) -> Range<usize> {
         self.held.slots.clone()
+    }
+
+    pub(crate) fn lane(&self) -> usize {
+        self.lane
     }
 
     /// The floats it covers in each of them.

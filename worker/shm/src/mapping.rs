@@ -53,13 +53,30 @@ impl Mapping {
     /// # Panics
     /// If `bytes` is 0, or `words_bytes` is above it or not a whole number of pages.
     pub fn of_file(fd: impl AsFd, bytes: usize, words_bytes: usize) -> io::Result<Self> {
+        Self::of_part(fd, 0, bytes, words_bytes)
+    }
+
+    /// Maps `bytes` of `fd` from byte `first` on, readable and writable. The first `words_bytes` of them are words.
+    ///
+    /// # Errors
+    /// As [`Mapping::of_file`].
+    ///
+    /// # Panics
+    /// As [`Mapping::of_file`]; and if `first` is not a whole number of pages.
+    pub fn of_part(
+        fd: impl AsFd,
+        first: usize,
+        bytes: usize,
+        words_bytes: usize,
+    ) -> io::Result<Self> {
         assert!(0 < bytes && words_bytes <= bytes, "{words_bytes} of {bytes} bytes are words");
-        assert!(words_bytes.is_multiple_of(PAGE_BYTES), "{words_bytes} is not whole pages");
+        let is_paged = words_bytes.is_multiple_of(PAGE_BYTES) && first.is_multiple_of(PAGE_BYTES);
+        assert!(is_paged, "{words_bytes} from {first} on are not whole pages");
         let found = fstat(&fd)?.st_size;
-        if usize::try_from(found).is_ok_and(|found| found < bytes) {
+        if usize::try_from(found).is_ok_and(|found| found < first.saturating_add(bytes)) {
             return Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
-                format!("the file has {found} bytes, {bytes} are to be mapped"),
+                format!("the file has {found} bytes, {bytes} from {first} on are to be mapped"),
             ));
         }
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing of ours.
@@ -70,7 +87,7 @@ impl Mapping {
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED,
                 &fd,
-                0,
+                first as u64,
             )?
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::InvalidData)?;
@@ -121,7 +138,8 @@ impl Mapping {
         (offset..offset + len).map(|at| self.u8_at(at).load(Ordering::Relaxed)).collect()
     }
 
-    /// Hands out the floats behind the words: those of rank `own`, and the way to sum all.
+    /// Hands out the floats behind the words: those of rank `own`, and as many ways to sum all as there are `lanes`, for
+    /// as many threads. A lease is for one of them.
     ///
     /// # Errors
     /// When they were taken before.
@@ -132,7 +150,8 @@ impl Mapping {
         self: &Arc<Self>,
         shape: ArenaShape,
         own: usize,
-    ) -> io::Result<(OwnArena, NodeArenas)> {
+        lanes: usize,
+    ) -> io::Result<(OwnArena, Vec<NodeArenas>)> {
         assert!(own < shape.ranks, "rank {own} of {}", shape.ranks);
         let needed = self.words_bytes + shape.bytes();
         assert!(needed <= self.bytes, "{shape:?} needs {needed} bytes of {}", self.bytes);
@@ -141,7 +160,7 @@ impl Mapping {
         }
         Ok((
             OwnArena::new(Arc::clone(self), shape, own),
-            NodeArenas::new(Arc::clone(self), shape, own),
+            (0..lanes).map(|lane| NodeArenas::new(Arc::clone(self), shape, own, lane)).collect(),
         ))
     }
 

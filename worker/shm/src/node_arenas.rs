@@ -37,7 +37,7 @@ pub struct Source {
     pub slot: usize,
 }
 
-/// The way to everybody's arenas. Belongs to the communication thread.
+/// The way to everybody's arenas. Belongs to a communication thread; of several, each has one and leases of its own.
 ///
 /// Everything here must run between the two rounds of a collective: every rank of the node has
 /// leased the range, and no two touch the same numbers.
@@ -46,12 +46,13 @@ pub struct NodeArenas {
     map: Arc<Mapping>,
     pub(crate) shape: ArenaShape,
     pub(crate) own: usize,
+    lane: usize,
     pub(crate) stacks: Stacks,
 }
 
 impl NodeArenas {
-    pub(crate) fn new(map: Arc<Mapping>, shape: ArenaShape, own: usize) -> Self {
-        Self { map, shape, own, stacks: Stacks::default() }
+    pub(crate) fn new(map: Arc<Mapping>, shape: ArenaShape, own: usize, lane: usize) -> Self {
+        Self { map, shape, own, lane, stacks: Stacks::default() }
     }
 
     /// This rank, counted from 0 on its node.
@@ -131,6 +132,7 @@ impl NodeArenas {
 
     /// Checks everything that pointers rely on; the answer is first byte and number of bytes.
     pub(crate) fn checked(&self, lease: &Lease, span: Span, part: &Range<usize>) -> (usize, usize) {
+        assert!(lease.lane() == self.lane, "lane {} with a lease for {}", self.lane, lease.lane());
         let (held, size) = (lease.range(), span.dtype.bytes());
         let first = span.first * size_of::<f32>();
         let end = first + span.bytes();

@@ -24,7 +24,8 @@ fn sized(shape: ArenaShape) -> OwnedFd {
 fn mapped(fd: &OwnedFd, shape: ArenaShape, rank: usize) -> (OwnArena, NodeArenas) {
     let bytes = CONTROL_BYTES + shape.bytes();
     let map = Arc::new(Mapping::of_file(fd, bytes, CONTROL_BYTES).unwrap());
-    map.take_floats(shape, rank).unwrap()
+    let (arena, mut lanes) = map.take_floats(shape, rank, 1).unwrap();
+    (arena, lanes.remove(0))
 }
 
 const SHAPE: ArenaShape = ArenaShape { ranks: 1, slots: 2, len: 100 };
@@ -73,8 +74,8 @@ fn the_floats_of_a_mapping_are_handed_out_once() {
     let fd = sized(SHAPE);
     let bytes = CONTROL_BYTES + SHAPE.bytes();
     let map = Arc::new(Mapping::of_file(&fd, bytes, CONTROL_BYTES).unwrap());
-    assert!(map.take_floats(SHAPE, 0).is_ok());
-    assert!(map.take_floats(SHAPE, 0).is_err());
+    assert!(map.take_floats(SHAPE, 0, 1).is_ok());
+    assert!(map.take_floats(SHAPE, 0, 1).is_err());
 }
 
 #[test]

@@ -20,7 +20,8 @@ fn sized(shape: ArenaShape) -> OwnedFd {
 fn mapped(fd: &OwnedFd, shape: ArenaShape, rank: usize) -> (OwnArena, NodeArenas) {
     let bytes = CONTROL_BYTES + shape.bytes();
     let map = Arc::new(Mapping::of_file(fd, bytes, CONTROL_BYTES).unwrap());
-    map.take_floats(shape, rank).unwrap()
+    let (arena, mut lanes) = map.take_floats(shape, rank, 1).unwrap();
+    (arena, lanes.remove(0))
 }
 
 fn arena(rank: usize, slot: usize) -> Term {

@@ -37,6 +37,7 @@
 mod tape;
 
 mod ops;
+mod peers;
 
 mod compiled;
 mod layout;
@@ -79,6 +80,7 @@ pub use optimizer::{
     Clip, GroupUpdate, Optimizer, OptimizerState, PIECE_LEN, ParamGroup, PlanError, Segment,
     StateError, StepError, StepFactors, StepReport, UpdatePlan,
 };
+pub use peers::Peers;
 pub use plateau::{Goal, Plateau, PlateauSettings, PlateauState, Threshold};
 pub use real::Real;
 pub use recipe::{MAX_RECIPE_CONSTANTS, MAX_RECIPE_NODES, Node, Recipe, RecipeBuilder, Replay};

@@ -22,6 +22,10 @@ pub trait GradSink<T> {
     /// contribution; it must hold between calls what was written before.
     fn grad(&mut self, param: ParamId) -> &mut [T];
 
+    /// Nothing that backward begins at depends on the parameter. Called before [`GradSink::ready`], which comes all the
+    /// same.
+    fn unused(&mut self, _param: ParamId) {}
+
     /// The gradient is final. Called exactly once per parameter and backward; afterwards backward
     /// does not touch it again.
     fn ready(&mut self, param: ParamId);

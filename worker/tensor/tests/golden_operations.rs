@@ -74,11 +74,10 @@ fn check_in<T: Real>(case: &str, op: &Op, inputs: &[&str]) {
 /// Running statistics, which were 0.1 and 0.9 before, after one batch with momentum 0.1.
 fn check_running<T: Real>(case: &str, recording: &Recording, saved: &[T]) {
     let shape = recording.shape(&format!("{case}.x"));
-    let count = shape.iter().product::<usize>() / shape[1];
     let mut mean = vec![T::from_f64(0.1); shape[1]];
     let mut variance = vec![T::from_f64(0.9); shape[1]];
     let mut batch = [vec![0.0; shape[1]], vec![0.0; shape[1]]];
-    batch_statistics(saved, count, batch.each_mut().map(Vec::as_mut_slice));
+    batch_statistics(saved, batch.each_mut().map(Vec::as_mut_slice));
     for (running, batch) in [&mut mean, &mut variance].into_iter().zip(&batch) {
         update_running(running, batch, 0.1);
     }

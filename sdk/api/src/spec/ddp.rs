@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Data-parallel reduction.
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DdpSpec {
@@ -10,6 +11,8 @@ pub struct DdpSpec {
     pub bucket_mib: u32,
     /// Ceiling of the first bucket, MiB, so that communication starts early.
     pub first_bucket_mib: u32,
+    /// Process groups that buckets go through in turn, each with a thread and connections of its own. 1 to 8.
+    pub groups: u32,
     /// In which order gradients are added.
     pub reduction: Reduction,
     /// How ranks reach each other.
@@ -33,6 +36,10 @@ pub struct DdpSpec {
     pub compare_every: u64,
     /// What becomes of samples that fill no global batch at the end of a pass.
     pub uneven: Uneven,
+    /// Whether batch norms take their statistics over the micro batches that all ranks compute at one time.
+    pub sync_batch_norm: bool,
+    /// Whether the loss must depend on the same parameters in every micro batch.
+    pub static_graph: bool,
 }
 
 impl Default for DdpSpec {
@@ -40,6 +47,7 @@ impl Default for DdpSpec {
         Self {
             bucket_mib: 25,
             first_bucket_mib: 1,
+            groups: 1,
             reduction: Reduction::Fast,
             transport: Transport::Auto,
             encrypt: false,
@@ -51,6 +59,8 @@ impl Default for DdpSpec {
             digest: DigestCheck::Strict,
             compare_every: 100,
             uneven: Uneven::Join,
+            sync_batch_norm: false,
+            static_graph: false,
         }
     }
 }

@@ -1043,6 +1043,12 @@ export interface components {
              */
             first_bucket_mib: number;
             /**
+             * Format: int32
+             * @description Process groups that buckets go through in turn, each with a thread and connections of its own. 1 to 8.
+             * @default 1
+             */
+            groups: number;
+            /**
              * @description As what a rank's sum of gradients travels.
              * @default mean
              */
@@ -1066,6 +1072,16 @@ export interface components {
              * @default none
              */
             shard: components["schemas"]["Shard"];
+            /**
+             * @description Whether the loss must depend on the same parameters in every micro batch.
+             * @default false
+             */
+            static_graph: boolean;
+            /**
+             * @description Whether batch norms take their statistics over the micro batches that all ranks compute at one time.
+             * @default false
+             */
+            sync_batch_norm: boolean;
             /**
              * Format: int32
              * @description Steps from one mean of the weights to the next; between them ranks go their own way. 1: gradients are reduced in

@@ -12,19 +12,20 @@ use std::{
 };
 
 use lockstep_shm::{
-    ArenaShape, CONTROL_BYTES, FlightRecord, Found, Mapping, page_aligned, size_group_memory,
+    ArenaShape, CONTROL_BYTES, FlightRecord, Found, Mapping, NodeArenas, page_aligned,
+    size_group_memory,
 };
 
 use crate::{
-    Board, Formed, GroupError, Phase, Plan, Topology,
+    Board, Formed, GroupError, Phase, Plan, ProcessGroup as _, Topology,
     control::{Broken, Control, Extent, checked_extent},
     error::Moment,
-    net::{self, Network},
+    net::{self, Mesh, Network},
     op::{Kind, Op},
     verdict::{Report, Verdict, mismatch, ranks_of},
 };
 
-use super::{CpuGroup, Stage};
+use super::{CpuGroup, FormedLanes, Stage};
 
 /// How long a waiter looks before it sleeps, when every thread has a core of its own.
 const SPIN: Duration = Duration::from_micros(20);
@@ -77,17 +78,77 @@ impl CpuGroup {
     /// # Panics
     /// If the plan has other nodes than the topology, there is no such rank, or a group of several
     /// nodes has no network.
-    pub fn form(join: Join<'_>, plan: &Plan) -> Result<Formed, GroupError> {
-        let Join { memory, rank, topology, network, timeout, threads_per_rank, record } = join;
+    pub fn form(join: &Join<'_>, plan: &Plan) -> Result<Formed, GroupError> {
+        let (FormedLanes { mut groups, arena, board }, _) = Self::form_all(join, plan, 1, &[])?;
+        Ok(Formed { group: groups.remove(0), arena, board })
+    }
+
+    /// Joins several groups of the same ranks: `lanes` of the first plan, which share its arenas, so that as many
+    /// threads may reduce different buckets at one time; and one of each plan `beside`, with arenas of its own. Each
+    /// group has connections and an order of collectives of its own.
+    ///
+    /// The board and the flight record are the first lane's.
+    ///
+    /// # Errors
+    /// As [`CpuGroup::form`].
+    ///
+    /// # Panics
+    /// As [`CpuGroup::form`]; and if there are no lanes, or more than 255 groups.
+    pub fn form_all(
+        join: &Join<'_>,
+        plan: &Plan,
+        lanes: usize,
+        beside: &[Plan],
+    ) -> Result<(FormedLanes, Vec<Formed>), GroupError> {
+        assert!(0 < lanes && lanes + beside.len() < 256, "{lanes} lanes, {} beside", beside.len());
+        let started = Instant::now();
+        let mut plans = vec![plan.clone()];
+        plans.resize_with(lanes, || without_numbers(plan));
+        plans.extend_from_slice(beside);
+        let mut place = Place { lane: 0, first_byte: 0, started, deadline: started + join.timeout };
+        let mut formed = Vec::new();
+        let mut arenas = Vec::new().into_iter();
+        for own in &plans {
+            let shared = if formed.is_empty() { lanes } else { 1 };
+            let (mut one, bytes, lent) = Self::form_at(place, join, (&plans, own), shared)?;
+            if formed.is_empty() {
+                arenas = lent.into_iter();
+            } else if formed.len() < lanes {
+                one.group.arenas = arenas.next().ok_or(GroupError::Aborted { by: None })?;
+                one.group.plan = plan.clone();
+            }
+            if 1 < plans.len() {
+                // Nobody knocks for the next one before all are in this one.
+                one.group.barrier()?;
+            }
+            formed.push(one);
+            place.lane += 1;
+            place.first_byte += bytes;
+        }
+        let beside = formed.split_off(lanes);
+        let mut lanes = formed.into_iter();
+        let Formed { group, arena, board } =
+            lanes.next().ok_or(GroupError::Aborted { by: None })?;
+        let mut groups = vec![group];
+        groups.extend(lanes.map(|formed| formed.group));
+        Ok((FormedLanes { groups, arena, board }, beside))
+    }
+
+    fn form_at(
+        place: Place,
+        join: &Join<'_>,
+        (plans, plan): (&[Plan], &Plan),
+        lanes: usize,
+    ) -> Result<(Formed, usize, Vec<NodeArenas>), GroupError> {
+        let Place { started, deadline, .. } = place;
+        let Join { memory, rank, ref topology, ref network, timeout, threads_per_rank, .. } = *join;
         let sizes: Vec<usize> =
             (0..topology.node_count()).map(|node| topology.members(node).len()).collect();
         assert!(plan.nodes == sizes, "a plan for {:?}, the topology is {sizes:?}", plan.nodes);
         assert!(topology.node_count() == 1 || network.is_some(), "several nodes need a network");
-        let started = Instant::now();
-        let deadline = started + timeout;
         let node = topology.node_of(rank);
         let ranks = topology.members(node);
-        let early = Mapping::of_file(memory, CONTROL_BYTES, CONTROL_BYTES)
+        let early = Mapping::of_part(memory, place.first_byte, CONTROL_BYTES, CONTROL_BYTES)
             .map_err(|error| GroupError::io("mapping the group's control pages", error))?;
         let early =
             Control::new(Arc::new(early), ranks.clone(), spin(ranks.len() * threads_per_rank));
@@ -97,18 +158,22 @@ impl CpuGroup {
         }
         let leaving = LeaveOnError { control: Some(early.clone()), rank };
         let map = if rank == topology.leader(node) {
-            lead(memory, &early, &ranks, plan)?
+            if place.lane == 0 {
+                size_memory(memory, &ranks, plans)?;
+            }
+            lead(memory, place, &early, &ranks, plan)?
         } else {
             let extent = early
                 .published(deadline)
                 .map_err(|broken| not_formed(&early, rank, broken, started))?;
-            follow(memory, &early, rank, plan, checked_extent(extent)?)?
+            follow(memory, place, &early, rank, plan, checked_extent(extent)?)?
         };
+        let bytes = map.bytes();
         let map = Arc::new(map);
         let control = early.in_map(Arc::clone(&map));
         let local = rank - ranks.start;
-        let (arena, arenas) = map
-            .take_floats(shape(plan, &ranks), local)
+        let (arena, mut lent) = map
+            .take_floats(shape(plan, &ranks), local, lanes)
             .map_err(|error| GroupError::io("taking the group's arenas", error))?;
         let board = Board::new(map, board_offset(plan), plan.grain_rows, plan.grain_columns);
         let op = Op::without_numbers(Kind::Formation);
@@ -116,23 +181,18 @@ impl CpuGroup {
         control
             .wait_all(FORMATION, Duration::ZERO, deadline)
             .map_err(|broken| not_formed(&control, rank, broken, started))?;
-        let mesh = match &network {
-            Some(network) if 1 < topology.node_count() => {
-                Some(net::join(rank, &topology, network, started, deadline)?)
-            }
-            _ => None,
-        };
+        let mesh = connect(place, join, &control)?;
         let group = Self {
             rank,
             node,
-            topology,
+            topology: topology.clone(),
             plan: plan.clone(),
             timeout,
             control,
-            arenas,
+            arenas: lent.remove(0),
             mesh,
             board: board.clone(),
-            record,
+            record: join.record.clone().filter(|_| place.lane == 0),
             round: FORMATION,
             met: Instant::now(),
             sequence: 0,
@@ -146,8 +206,8 @@ impl CpuGroup {
         // From here on dropping the group tells the others.
         leaving.stay();
         let group = group.agreed(op)?;
-        tracing::debug!(rank, plan = plan.hash(), "formed a group");
-        Ok(Formed { group, arena, board })
+        tracing::debug!(rank, lane = place.lane, plan = plan.hash(), "formed a group");
+        Ok((Formed { group, arena, board }, bytes, lent))
     }
 
     /// The leaders compare their plans.
@@ -184,6 +244,15 @@ impl CpuGroup {
     }
 }
 
+/// Which of several groups, where in the memory it lies, and until when it must have formed.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    lane: u8,
+    first_byte: usize,
+    started: Instant,
+    deadline: Instant,
+}
+
 /// Tells the others at once when this rank cannot join.
 struct LeaveOnError {
     control: Option<Control>,
@@ -204,9 +273,22 @@ impl Drop for LeaveOnError {
     }
 }
 
-/// The leader: sizes the memory, writes the plan into it, lets the others in.
+/// Of a lane that works in the arenas of another.
+fn without_numbers(plan: &Plan) -> Plan {
+    Plan { nodes: plan.nodes.clone(), slots: 1, ..Plan::default() }
+}
+
+/// Once, for all groups in it: one after the other.
+fn size_memory(fd: impl AsFd, ranks: &Range<usize>, plans: &[Plan]) -> Result<(), GroupError> {
+    let bytes = |plan: &Plan| extent_of(plan, ranks, plan.to_text().len()).total_bytes;
+    size_group_memory(&fd, plans.iter().map(bytes).sum())
+        .map_err(|error| GroupError::io("giving the group's memory its size", error))
+}
+
+/// The leader: writes the plan into the memory, lets the others in.
 fn lead(
     fd: impl AsFd,
+    place: Place,
     early: &Control,
     ranks: &Range<usize>,
     plan: &Plan,
@@ -217,9 +299,7 @@ fn lead(
         return Err(GroupError::io("writing the plan", error));
     }
     let extent = extent_of(plan, ranks, text.len());
-    size_group_memory(&fd, extent.total_bytes)
-        .map_err(|error| GroupError::io("giving the group's memory its size", error))?;
-    let map = Mapping::of_file(&fd, extent.total_bytes, extent.words_bytes)
+    let map = Mapping::of_part(&fd, place.first_byte, extent.total_bytes, extent.words_bytes)
         .map_err(|error| GroupError::io("mapping the group's memory", error))?;
     map.store_octets(CONTROL_BYTES, &text);
     early.publish(extent);
@@ -229,12 +309,13 @@ fn lead(
 /// The others: map what the leader made and compare the plans.
 fn follow(
     fd: impl AsFd,
+    place: Place,
     early: &Control,
     rank: usize,
     plan: &Plan,
     extent: Extent,
 ) -> Result<Mapping, GroupError> {
-    let map = Mapping::of_file(&fd, extent.total_bytes, extent.words_bytes)
+    let map = Mapping::of_part(&fd, place.first_byte, extent.total_bytes, extent.words_bytes)
         .map_err(|error| GroupError::io("mapping the group's memory", error))?;
     let text = map.load_octets(CONTROL_BYTES, extent.plan_bytes);
     let leader: Plan = serde_json::from_slice(&text)
@@ -267,6 +348,39 @@ fn not_formed(control: &Control, rank: usize, broken: Broken, started: Instant) 
             None => GroupError::Aborted { by: None },
         },
     }
+}
+
+/// The connections to other nodes, if there are any.
+fn connect(place: Place, join: &Join<'_>, control: &Control) -> Result<Option<Mesh>, GroupError> {
+    let Join { rank, topology, network: Some(network), .. } = join else { return Ok(None) };
+    if topology.node_count() == 1 {
+        return Ok(None);
+    }
+    let (started, until) = (place.started, (place.started, place.deadline));
+    let joined = net::join(*rank, place.lane, topology, (network, control), until);
+    joined.map(Some).map_err(|error| not_connected(control, *rank, error, started))
+}
+
+/// Whom a rank could not reach, its node hears; and who heard it, says that.
+fn not_connected(
+    control: &Control,
+    rank: usize,
+    error: GroupError,
+    started: Instant,
+) -> GroupError {
+    if control.is_given_up() {
+        return not_formed(control, rank, Broken::Marked { missing: Vec::new() }, started);
+    }
+    let missing = match &error {
+        GroupError::FormationTimeout { missing, .. } => missing.clone(),
+        GroupError::Unreachable { rank, .. } | GroupError::StaleGeneration { rank, .. } => {
+            vec![*rank]
+        }
+        _ => return error,
+    };
+    let mask = missing.iter().fold(0, |all, rank| all | 1 << rank);
+    control.give_up(&Verdict::TimedOut { rank, missing: mask });
+    error
 }
 
 fn extent_of(plan: &Plan, ranks: &Range<usize>, plan_bytes: usize) -> Extent {

@@ -3,7 +3,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd as _,
     sync::{Mutex, PoisonError},
     thread,
@@ -18,7 +18,7 @@ use super::{
     connection::{Channel, Connection},
     mesh::Mesh,
 };
-use crate::{GroupError, Topology};
+use crate::{GroupError, Topology, control::Control};
 
 /// Authentication by the key alone, with keys for encryption that nobody can find out later.
 const PROTOCOL: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
@@ -40,6 +40,8 @@ const CONNECT: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Callers whose greeting is awaited at once.
 const MAX_CALLERS: usize = 256;
+/// Of these, from one address: no single machine keeps the ranks of others out.
+const MAX_CALLERS_OF_ADDRESS: usize = 64;
 
 /// Where a rank may be reached, best first.
 pub type Endpoint = Vec<SocketAddr>;
@@ -59,18 +61,18 @@ pub struct Network {
     pub encrypt: bool,
 }
 
-/// Connects `rank` to all its neighbours.
+/// Connects `rank` to all its neighbours. `lane`: in which of several groups. It ends early when the own node gives up.
 pub(crate) fn join(
     rank: usize,
+    lane: u8,
     topology: &Topology,
-    network: &Network,
-    started: Instant,
-    deadline: Instant,
+    (network, control): (&Network, &Control),
+    (started, deadline): (Instant, Instant),
 ) -> Result<Mesh, GroupError> {
     let neighbours = topology.neighbours(rank);
     let (lower, higher): (Vec<usize>, Vec<usize>) =
         neighbours.iter().partition(|other| **other < rank);
-    let own = Own { rank, network, psk: psk(network), deadline };
+    let own = Own { rank, lane, network, control, psk: psk(network), deadline };
     let (accepted, called) = thread::scope(|scope| {
         let accepting = scope.spawn(|| own.accept_all(&higher));
         let called: Result<Vec<_>, GroupError> =
@@ -92,7 +94,9 @@ pub(crate) fn join(
 
 struct Own<'a> {
     rank: usize,
+    lane: u8,
     network: &'a Network,
+    control: &'a Control,
     psk: [u8; 32],
     deadline: Instant,
 }
@@ -101,6 +105,7 @@ struct Own<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Hello {
     generation: u64,
+    lane: u8,
     from: usize,
     to: usize,
     encrypt: bool,
@@ -112,6 +117,7 @@ impl Hello {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = u8::from(self.encrypt);
+        bytes[5] = self.lane;
         bytes[8..16].copy_from_slice(&self.generation.to_le_bytes());
         bytes[16..20].copy_from_slice(&small(self.from));
         bytes[20..].copy_from_slice(&small(self.to));
@@ -125,6 +131,7 @@ impl Hello {
         };
         let hello = Self {
             generation: u64::from_le_bytes(std::array::from_fn(|index| bytes[8 + index])),
+            lane: bytes[5],
             from: small(16)?,
             to: small(20)?,
             encrypt: bytes[4] == 1,
@@ -163,7 +170,8 @@ impl Own<'_> {
         let mut stream = TcpStream::connect_timeout(&address, limit)?;
         prepare(&stream, limit)?;
         let Network { generation, encrypt, .. } = *self.network;
-        let hello = Hello { generation, from: self.rank, to: other, encrypt }.encode();
+        let (lane, from) = (self.lane, self.rank);
+        let hello = Hello { generation, lane, from, to: other, encrypt }.encode();
         let mut state = self.handshake(&hello)?.build_initiator().map_err(io::Error::other)?;
         let mut message = [0; MESSAGE_BYTES];
         state.write_message(&[], &mut message).map_err(io::Error::other)?;
@@ -197,10 +205,14 @@ impl Own<'_> {
         thread::scope(|scope| {
             let mut callers = Vec::new();
             while lock().len() < higher.len() && !self.left().is_zero() {
-                callers.retain(|caller: &thread::ScopedJoinHandle<'_, ()>| !caller.is_finished());
+                callers.retain(|(_, caller): &Caller<'_>| !caller.is_finished());
+                let has_room = |address: IpAddr| {
+                    let same = callers.iter().filter(|(other, _)| *other == address).count();
+                    same < MAX_CALLERS_OF_ADDRESS && callers.len() < MAX_CALLERS
+                };
                 match listener.accept() {
-                    Ok((stream, address)) if callers.len() < MAX_CALLERS => {
-                        callers.push(scope.spawn(move || match self.greet(stream, higher) {
+                    Ok((stream, address)) if has_room(address.ip()) => {
+                        let caller = scope.spawn(move || match self.greet(stream, higher) {
                             Ok(connection) => {
                                 let mut come = lock();
                                 if come.iter().all(|it| it.rank != connection.rank) {
@@ -211,7 +223,8 @@ impl Own<'_> {
                             Err(error) => {
                                 tracing::warn!(%address, %error, "a caller is not let in");
                             }
-                        }));
+                        });
+                        callers.push((address.ip(), caller));
                     }
                     // Hung up on.
                     Ok(_) => {}
@@ -243,6 +256,9 @@ impl Own<'_> {
             status[0] = STALE;
             stream.write_all(&status)?;
             return Err(no("it is of another generation"));
+        }
+        if said.lane != self.lane {
+            return Err(no("it is for another group of this rank's"));
         }
         if said.to != self.rank || !higher.contains(&said.from) {
             return Err(no("it is not expected here"));
@@ -279,10 +295,17 @@ impl Own<'_> {
         Channel::new(stream, self.network.encrypt.then_some(state))
     }
 
+    /// Nothing, once the group cannot form any more.
     fn left(&self) -> Duration {
+        if self.control.is_given_up() {
+            return Duration::ZERO;
+        }
         self.deadline.saturating_duration_since(Instant::now())
     }
 }
+
+/// From where, and the thread that greets it.
+type Caller<'scope> = (IpAddr, thread::ScopedJoinHandle<'scope, ()>);
 
 /// Why a call was not answered.
 enum Refusal {
@@ -347,10 +370,10 @@ mod tests {
 
     #[test]
     fn a_hello_comes_through_and_nothing_else_is_taken_for_one() {
-        let hello = Hello { generation: 7 << 40, from: 3, to: 2, encrypt: true };
+        let hello = Hello { generation: 7 << 40, lane: 1, from: 3, to: 2, encrypt: true };
         let bytes = hello.encode();
         assert_eq!(Hello::decode(&bytes), Some(hello));
-        for index in [0, 4, 6] {
+        for index in [0, 4, 7] {
             let mut other = bytes;
             other[index] ^= 0x40;
             assert_eq!(Hello::decode(&other), None, "octet {index}");

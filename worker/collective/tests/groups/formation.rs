@@ -159,6 +159,25 @@ fn whoever_does_not_know_the_key_is_not_let_in() {
 }
 
 #[test]
+fn a_rank_that_misses_another_node_tells_its_own() {
+    let plan = plan(&[2, 1], &[4]);
+    let site = Site::new(&plan.nodes);
+    let errors = as_ranks(0..2, |rank| {
+        let timeout = if rank == 0 { PATIENT } else { SHORT };
+        site.form(rank, &plan, timeout).unwrap_err()
+    });
+    for (rank, error) in errors.iter().enumerate() {
+        match error {
+            GroupError::FormationTimeout { missing, waited } => {
+                assert_eq!(*missing, [2], "rank {rank}");
+                assert!(*waited < PATIENT, "rank {rank} waited {waited:?}");
+            }
+            other => panic!("rank {rank}: {other:?}"),
+        }
+    }
+}
+
+#[test]
 fn whoever_only_repeats_what_a_rank_has_said_does_not_take_its_place() {
     let plan = plan(&[1, 1], &[4]);
     let site = Site::new(&plan.nodes);

@@ -27,7 +27,7 @@ impl Site {
         timeout: Duration,
         network: Network,
     ) -> Result<Formed, GroupError> {
-        CpuGroup::form(self.join_over(rank, timeout, network), plan)
+        CpuGroup::form(&self.join_over(rank, timeout, network), plan)
     }
 
     pub(crate) fn form(
@@ -36,7 +36,7 @@ impl Site {
         plan: &Plan,
         timeout: Duration,
     ) -> Result<Formed, GroupError> {
-        CpuGroup::form(self.join(rank, timeout), plan)
+        CpuGroup::form(&self.join(rank, timeout), plan)
     }
 }
 

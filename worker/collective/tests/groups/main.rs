@@ -5,5 +5,6 @@ mod faults;
 mod formation;
 mod harness;
 mod numbers;
+mod several;
 mod site;
 mod votes;

@@ -134,7 +134,7 @@ impl Reducer {
     ///
     /// # Panics
     /// During a step.
-    pub fn hook_state(&mut self) -> Result<HookState, GroupError> {
+    fn hook_state(&mut self) -> Result<HookState, GroupError> {
         assert!(self.step.is_none(), "hook_state during a step");
         let (sender, receiver) = std::sync::mpsc::channel();
         self.comm.run(move |worker| {
@@ -163,6 +163,21 @@ impl Reducer {
             Ok(())
         })?;
         receiver.recv().map_err(|_| GroupError::Aborted { by: None })
+    }
+
+    /// What the hook carries from step to step, after all ranks have replaced what each has left over by the mean of all:
+    /// the same on every rank then, and its sum is what it was.
+    ///
+    /// # Panics
+    /// During a step.
+    pub fn share_hook_state(&mut self) -> Result<HookState, GroupError> {
+        let mut state = self.hook_state()?;
+        self.average(&mut state.own)?;
+        // Of the length that it came in.
+        self.restore_hook(state.clone())?.map_err(|error| {
+            GroupError::InvalidArgument(format!("the hook's own state does not fit it: {error}"))
+        })?;
+        Ok(state)
     }
 
     /// Finds out where `weights`, as long as the gradients, differ between ranks; all ranks call it.

@@ -8,6 +8,7 @@ mod course;
 #[path = "../../../tensor/tests/golden_training/mod.rs"]
 #[expect(dead_code, reason = "the engine's tests use the rest")]
 mod golden_training;
+mod joint;
 mod recorded;
 #[path = "../../../tensor/tests/recording/mod.rs"]
 mod recording;

@@ -14,14 +14,23 @@ pub(crate) fn on_ranks<R: Send>(
     reduction: Reduction,
     work: impl Fn(usize, &mut Reducer) -> R + Sync,
 ) -> Vec<R> {
-    let memory = &create_group_memory().unwrap();
-    let config = &ReducerConfig {
+    let config = ReducerConfig {
         bucket_bytes: 1500,
         first_bucket_bytes: 100,
         reduction,
-        max_grains: 4,
         ..ReducerConfig::default()
     };
+    on_ranks_with(layout, &config, work)
+}
+
+/// The same with other settings.
+pub(crate) fn on_ranks_with<R: Send>(
+    layout: &Arc<Layout>,
+    config: &ReducerConfig,
+    work: impl Fn(usize, &mut Reducer) -> R + Sync,
+) -> Vec<R> {
+    let memory = &create_group_memory().unwrap();
+    let config = &ReducerConfig { max_grains: 4, ..config.clone() };
     let run = |rank| {
         let join = Join::one_node(memory.as_fd(), rank, WORLD, Duration::from_secs(30));
         let mut reducer = Reducer::new(join, Arc::clone(layout), config.clone()).unwrap();

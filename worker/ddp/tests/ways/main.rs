@@ -2,8 +2,10 @@
 //! about each other. Ranks are threads, over every arrangement of nodes.
 #![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod batches;
 mod give_up;
 mod hooks;
+mod lanes;
 mod launch;
 mod local;
 mod ranks;

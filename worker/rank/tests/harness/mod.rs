@@ -118,6 +118,15 @@ impl Gang {
         }
     }
 
+    /// The first checkpoint that rank 0 has told of.
+    pub(crate) fn first_checkpoint(&self) -> Utf8PathBuf {
+        let told = self.messages[0].iter().find_map(|message| match message {
+            RankMessage::Checkpoint { path, .. } => Some(path.into()),
+            _ => None,
+        });
+        told.expect("rank 0 has told of one")
+    }
+
     /// Closes every connection, as a dying agent does.
     pub(crate) fn hang_up(&mut self) {
         for stream in &self.streams {

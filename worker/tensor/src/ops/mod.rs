@@ -244,7 +244,8 @@ ops! {
     /// `x[n, c, ..]`, `weight[c]`, `bias[c]` and, if given, a residual of x's shape to that shape: x without
     /// mean and with variance 1 over all axes but the second, times weight, plus bias and residual.
     ///
-    /// Keeps the mean, the inverse deviation and the biased variance of each channel, in that order.
+    /// Keeps the mean, the inverse deviation and the biased variance of each channel, in that order, then how many values
+    /// a channel has. With [`Tape::set_peers`](crate::Tape::set_peers) all of it is of everybody's batches together.
     BatchNorm(settings: BatchNorm) = "batch_norm" by *settings,
     /// The same with a given `mean[c]` and `variance[c]`, which lie before the residual.
     BatchNormInference(settings: BatchNorm) = "batch_norm_inference" by batch_norm::Inference(*settings),

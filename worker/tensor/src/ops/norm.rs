@@ -158,12 +158,12 @@ impl Operation for RmsNorm {
 
 /// The mean and the unbiased variance of each channel of one batch, `[c]` each.
 ///
-/// `saved` is what [`Op::BatchNorm`](crate::Op::BatchNorm) kept, as `Tape::saved` gives it, and `count` the
-/// number of values that each channel had. The variance is the batch's times count / (count - 1), as PyTorch takes
-/// it into the running one; of one value it is 0.
-pub fn batch_statistics<T: Real>(saved: &[T], count: usize, [mean, variance]: [&mut [f64]; 2]) {
+/// `saved` is what [`Op::BatchNorm`](crate::Op::BatchNorm) kept, as `Tape::saved` gives it. The variance is the batch's
+/// times count / (count - 1), as PyTorch takes it into the running one; of one value it is 0.
+pub fn batch_statistics<T: Real>(saved: &[T], [mean, variance]: [&mut [f64]; 2]) {
     let channels = mean.len();
-    let unbiased = count as f64 / count.saturating_sub(1).max(1) as f64;
+    let count = saved.get(3 * channels).map_or(0.0, |count| count.to_f64());
+    let unbiased = count / (count - 1.0).max(1.0);
     for (to, &from) in mean.iter_mut().zip(saved) {
         *to = from.to_f64();
     }

@@ -6,6 +6,7 @@ use crate::{
     error::{Metas, OpError},
     kernel::{Threads, Write},
     meta::{DType, Meta},
+    peers::Peers,
     real::Real,
 };
 
@@ -85,6 +86,8 @@ pub(crate) struct Forward<'a, T> {
     /// [`Operation::saved_len`] floats.
     pub(crate) saved: &'a mut [T],
     pub(crate) threads: &'a Threads,
+    /// With whom sums over a batch are shared.
+    pub(crate) peers: Option<&'a dyn Peers>,
 }
 
 /// What backward knows when it comes to a node.
@@ -99,6 +102,8 @@ pub(crate) struct Chain<'a, T> {
     /// What [`Operation::prepare`] computed; empty while it runs.
     pub(crate) prepared: &'a [T],
     pub(crate) threads: &'a Threads,
+    /// As in [`Forward`].
+    pub(crate) peers: Option<&'a dyn Peers>,
 }
 
 /// Where a gradient goes.

@@ -185,6 +185,7 @@ impl<T: Real> Tape<T> {
                 if accumulate == Accumulate::Overwrite {
                     memory.fill(T::ZERO);
                 }
+                sink.unused(id);
                 sink.ready(id);
             }
         }
@@ -286,6 +287,7 @@ impl<T: Real> Tape<T> {
             grad: grads.nodes[place].values.as_deref().unwrap_or_default(),
             prepared: &grads.prepared,
             threads: &self.threads,
+            peers: self.peers.as_deref(),
         };
         if let Some(op) = &node.op {
             kernel(op, &chain);

@@ -17,6 +17,7 @@ use crate::{
     layout::{Layout, ParamId},
     meta::{DType, Meta, elements},
     ops::{Destination, Forward, MAX_INPUTS, Op, Operand},
+    peers::Peers,
     real::Real,
     tape::pool::Pool,
 };
@@ -60,6 +61,7 @@ pub struct Tape<T: Real> {
     /// Where the segment begins that is being recorded.
     open_segment: Option<usize>,
     threads: Threads,
+    peers: Option<Arc<dyn Peers>>,
 }
 
 /// Nodes whose values are computed again in backward.
@@ -118,7 +120,13 @@ impl<T: Real> Tape<T> {
             segments: Vec::new(),
             open_segment: None,
             threads,
+            peers: None,
         }
+    }
+
+    /// From now on batch norms take their statistics over the batches of all peers together.
+    pub fn set_peers(&mut self, peers: Option<Arc<dyn Peers>>) {
+        self.peers = peers;
     }
 
     /// Forgets all values and starts the next grain. Memory is kept for it.
@@ -232,6 +240,7 @@ impl<T: Real> Tape<T> {
             out: Destination { floats: &mut node.floats, ints: &mut node.ints },
             saved: &mut node.saved,
             threads: &self.threads,
+            peers: self.peers.as_deref(),
         };
         T::forward(op, cx)
     }

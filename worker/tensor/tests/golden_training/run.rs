@@ -57,12 +57,11 @@ impl<T: Real> Graph<T> {
         }
         let y = self.layer(Op::BatchNorm(settings), x, layer);
         let channels = self.buffers[&mean].len();
-        let count = self.tape.meta(x).unwrap().len() / channels;
         let [mean, variance, batches] =
             self.buffers.get_disjoint_mut([&mean, &variance, &batches]).map(Option::unwrap);
         let mut batch = [vec![0.0; channels], vec![0.0; channels]];
         let saved = self.tape.saved(y).unwrap();
-        batch_statistics(saved, count, batch.each_mut().map(Vec::as_mut_slice));
+        batch_statistics(saved, batch.each_mut().map(Vec::as_mut_slice));
         update_running(mean, &batch[0], 0.1);
         update_running(variance, &batch[1], 0.1);
         batches[0] += T::from_f64(1.0);

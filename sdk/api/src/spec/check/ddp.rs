@@ -8,6 +8,7 @@ impl Check {
         let ddp = &spec.ddp;
         self.range("ddp.bucket_mib", ddp.bucket_mib, 1, 1024);
         self.range("ddp.first_bucket_mib", ddp.first_bucket_mib, 1, 1024);
+        self.range("ddp.groups", ddp.groups, 1, 8);
         self.range("ddp.sync_every", ddp.sync_every, 1, 10_000);
         self.range("ddp.sync_from", ddp.sync_from, 0, super::MAX_STEPS);
         self.range("ddp.compare_every", ddp.compare_every, 0, 1_000_000);
@@ -38,6 +39,23 @@ impl Check {
             let has_mean = spec.train.ema.is_some();
             self.excluded(has_mean, "ddp.sync_every", "1", "train.ema");
             self.excluded(is_tree, "ddp.sync_every", "1", "ddp.reduction = \"fixed-tree\"");
+        }
+        if 1 < ddp.groups {
+            self.excluded(
+                ddp.hook != Hook::Mean,
+                "ddp.groups",
+                "1",
+                "another ddp.hook than \"mean\"",
+            );
+            self.excluded(ddp.shard != Shard::None, "ddp.groups", "1", "ddp.shard = \"zero1\"");
+        }
+        if ddp.sync_batch_norm {
+            self.excluded(
+                is_tree,
+                "ddp.sync_batch_norm",
+                "false",
+                "ddp.reduction = \"fixed-tree\"",
+            );
         }
         if ddp.digest == DigestCheck::Off {
             let compares = ddp.compare_every != 0;

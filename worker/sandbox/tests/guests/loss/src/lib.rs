@@ -28,6 +28,10 @@ impl Loss for Misbehaving {
                         drop(Tensor::constant(&[1 << 20], &vec![0.0; 1 << 20]));
                     }
                 }
+                Mode::Blind if labels.rows() < 16 => {
+                    let rows = labels.rows() as u32;
+                    losses = Tensor::constant(&[rows], &vec![1.0; labels.rows() as usize]);
+                }
                 _ => {}
             }
         }

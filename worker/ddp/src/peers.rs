@@ -1,0 +1,152 @@
+//! Sums over the grains that all ranks compute at the same time, for batch norms: in a group of their own, because the
+//! reducer's is busy with buckets meanwhile.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use lockstep_collective::{
+    CpuGroup, Dtype, Formed, GroupError, Lease, OwnArena, Plan, ProcessGroup as _, ReduceOp, Span,
+    SumOrder, Topology, What,
+};
+use lockstep_tensor::Peers;
+
+/// Numbers that are summed at once; more are summed in pieces.
+const PIECE: usize = 4 << 10;
+
+/// The other ranks, as the batch norms of a tape see them.
+///
+/// Every rank computes as many grains in a step as the one with the most: who has fewer stands in for the missing ones
+/// with zeros ([`BatchPeers::stand_in`]), which needs to have seen one whole grain, if only in rehearsal.
+#[derive(Debug)]
+pub struct BatchPeers(Mutex<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// Gone once it is left or given up.
+    lane: Option<Lane>,
+    order: SumOrder,
+    /// How many numbers each sum of the grain in work had, forward and backward.
+    sums: Vec<usize>,
+    is_rehearsal: bool,
+    failed: Option<GroupError>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    group: CpuGroup,
+    arena: OwnArena,
+}
+
+impl BatchPeers {
+    /// The plan of the group.
+    pub(crate) fn plan(topology: &Topology) -> Plan {
+        Plan {
+            nodes: (0..topology.node_count()).map(|node| topology.members(node).len()).collect(),
+            arena_len: 2 * PIECE,
+            slots: 1,
+            ..Plan::default()
+        }
+    }
+
+    pub(crate) fn new(formed: Formed) -> Self {
+        let Formed { group, arena, board: _ } = formed;
+        let order = SumOrder::in_rank_order(0..group.world_size());
+        let lane = Some(Lane { group, arena });
+        Self(Mutex::new(Inner { lane, order, sums: Vec::new(), is_rehearsal: false, failed: None }))
+    }
+
+    /// Before a grain's forward pass.
+    pub fn begin_grain(&self) {
+        self.lock().sums.clear();
+    }
+
+    /// Before the forward pass of a grain that only shows what a grain sums up: nobody else takes part.
+    pub fn begin_rehearsal(&self) {
+        let mut inner = self.lock();
+        inner.sums.clear();
+        inner.is_rehearsal = true;
+    }
+
+    /// After its backward pass.
+    pub fn end_rehearsal(&self) {
+        self.lock().is_rehearsal = false;
+    }
+
+    /// Whether it knows what a grain sums up.
+    pub fn knows_a_grain(&self) -> bool {
+        !self.lock().sums.is_empty()
+    }
+
+    /// Takes part in a grain that other ranks have and this one has not.
+    ///
+    /// # Errors
+    /// As [`BatchPeers::check`].
+    pub fn stand_in(&self) -> Result<(), GroupError> {
+        let mut inner = self.lock();
+        for len in inner.sums.clone() {
+            inner.sum(&mut vec![0.0; len]);
+        }
+        inner.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// After forward, and after backward.
+    ///
+    /// # Errors
+    /// Why not all of the sums since the beginning are sums; nothing that rests on them may be used.
+    pub fn check(&self) -> Result<(), GroupError> {
+        self.lock().failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Nobody waits for this rank any more: the others' sums end with an error.
+    pub fn give_up(&self) {
+        drop(self.lock().lane.take());
+    }
+
+    /// Leaves without disturbing the others.
+    pub(crate) fn leave(&self) {
+        if let Some(lane) = self.lock().lane.take() {
+            Box::new(lane.group).leave();
+        }
+    }
+
+    /// What is inside is valid between any two statements.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Peers for BatchPeers {
+    /// In rank order. Not a number once something has failed.
+    fn sum(&self, values: &mut [f64]) {
+        let mut inner = self.lock();
+        inner.sums.push(values.len());
+        if !inner.is_rehearsal {
+            inner.sum(values);
+        }
+    }
+}
+
+impl Inner {
+    fn sum(&mut self, values: &mut [f64]) {
+        for piece in values.chunks_mut(PIECE) {
+            if let Err(error) = self.sum_piece(piece) {
+                self.failed.get_or_insert(error);
+            }
+        }
+        if self.failed.is_some() {
+            values.fill(f64::NAN);
+        }
+    }
+
+    fn sum_piece(&mut self, piece: &mut [f64]) -> Result<(), GroupError> {
+        let Some(Lane { group, arena }) = self.lane.as_mut().filter(|_| self.failed.is_none())
+        else {
+            return Err(GroupError::Aborted { by: None });
+        };
+        arena.doubles_mut(0, piece.len()).copy_from_slice(piece);
+        let lease: Lease = arena.lease(0..1, 0..2 * piece.len());
+        let span = Span { first: 0, dtype: Dtype::F64, len: piece.len() };
+        group.all_reduce(What::Numbers, lease, span, ReduceOp::Sum, &self.order)?;
+        piece.copy_from_slice(arena.doubles_mut(0, piece.len()));
+        Ok(())
+    }
+}
