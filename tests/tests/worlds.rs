@@ -25,6 +25,38 @@ async fn any_number_of_ranks_gives_the_same_curve_bit_for_bit_with_the_fixed_tre
     Ok(())
 }
 
+/// The whole training of the digits in steps of twelve grains, on 1, 2, 3, 4 and 6 ranks, over shared memory, TCP and both:
+/// the same bytes are saved.
+#[tokio::test]
+async fn twelve_grains_leave_the_same_bytes_on_any_number_of_ranks_whatever_carries_them()
+-> anyhow::Result<()> {
+    let train = async |service: &Service, ranks: u32, transport: &str| {
+        let (ranks, transport) =
+            (format!("gang.ranks={ranks}"), format!("ddp.transport={transport}"));
+        let grains = ["train.global_batch=192", "train.micro_batch=16"];
+        let settings = [&grains[..], &[&ranks, &transport]].concat();
+        let job = service.train(JOB, &settings).await?;
+        let file = job.checkpoints.first().context("the last state is kept")?.file.clone();
+        anyhow::Ok((file, service.curve(job.summary.id).await?))
+    };
+    let one_node = Service::start(6).await?;
+    let alone = train(&one_node, 1, "auto").await?;
+    assert!(!alone.1.is_empty());
+    for ranks in [2, 3, 4, 6] {
+        for transport in ["shm", "tcp"] {
+            let together = train(&one_node, ranks, transport).await?;
+            assert_eq!(together, alone, "{ranks} ranks over {transport}");
+        }
+    }
+    drop(one_node);
+    let mut two_nodes = Service::start(3).await?;
+    two_nodes.add_agent("second", 3).await?;
+    for ranks in [4, 6] {
+        assert_eq!(train(&two_nodes, ranks, "auto").await?, alone, "{ranks} ranks on two nodes");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_fast_reduction_agrees_with_one_process_to_five_digits() -> anyhow::Result<()> {
     let service = Service::start(3).await?;
