@@ -31,7 +31,9 @@ async fn a_sharded_job_has_the_curve_and_the_checkpoint_of_a_whole_one() -> anyh
 #[tokio::test]
 async fn hooks_and_local_steps_learn_as_well() -> anyhow::Result<()> {
     let service = Service::start(2).await?;
-    let plain = trained(&service, &["ddp.reduction=fast"]).await?.metrics["eval/loss"];
+    let plain = trained(&service, &["ddp.reduction=fast"]).await?;
+    let plain_curve = service.curve(plain.summary.id).await?;
+    let plain = plain.metrics["eval/loss"];
     for settings in [
         &["ddp.hook=bf16"][..],
         &["ddp.hook=f16"],
@@ -40,6 +42,7 @@ async fn hooks_and_local_steps_learn_as_well() -> anyhow::Result<()> {
     ] {
         let job = trained(&service, &[settings, &["ddp.reduction=fast"]].concat()).await?;
         let loss = job.metrics["eval/loss"];
+        assert_ne!(service.curve(job.summary.id).await?, plain_curve, "{settings:?} do nothing");
         assert!(
             loss.is_finite() && (loss - plain).abs() < 0.3 * plain,
             "{settings:?}: {loss}, {plain}"

@@ -28,15 +28,39 @@ pub fn curve_settings(spec: &JobSpec) -> Value {
             "precision": spec.train.precision,
             "loss_scale": spec.train.loss_scale,
         },
-        "ddp": {
-            "reduction": spec.ddp.reduction,
-            "hook": spec.ddp.hook,
-            "power_sgd": (spec.ddp.hook == Hook::PowerSgd).then_some(&spec.ddp.power_sgd),
-            "sync_every": spec.ddp.sync_every,
-            "sync_from": (1 < spec.ddp.sync_every).then_some(spec.ddp.sync_from),
-            "uneven": spec.ddp.uneven,
-            "sync_batch_norm": spec.ddp.sync_batch_norm,
-        },
+        "ddp": ddp_settings(&spec.ddp),
+    })
+}
+
+/// Taken apart, so that a new setting is decided on or does not compile.
+fn ddp_settings(ddp: &DdpSpec) -> Value {
+    let DdpSpec {
+        reduction,
+        hook,
+        power_sgd,
+        sync_every,
+        sync_from,
+        uneven,
+        sync_batch_norm,
+        // How, not what: but for the order of additions, which changes with the number of ranks as well.
+        bucket_mib: _,
+        first_bucket_mib: _,
+        groups: _,
+        transport: _,
+        encrypt: _,
+        shard: _,
+        digest: _,
+        compare_every: _,
+        static_graph: _,
+    } = ddp;
+    json!({
+        "reduction": reduction,
+        "hook": hook,
+        "power_sgd": (*hook == Hook::PowerSgd).then_some(power_sgd),
+        "sync_every": sync_every,
+        "sync_from": (1 < *sync_every).then_some(sync_from),
+        "uneven": uneven,
+        "sync_batch_norm": sync_batch_norm,
     })
 }
 

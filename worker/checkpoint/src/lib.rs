@@ -58,8 +58,8 @@ pub struct State<'a> {
     pub buffers: &'a [f32],
     /// The running mean of the weights, `[layout.len()]`, if one is kept.
     pub average: Option<&'a [f32]>,
-    /// What a communication hook carries from step to step, if one does: what all ranks have alike, and the mean of what
-    /// each has left over.
+    /// What a communication hook carries from step to step, if one does: what all ranks have alike, and what all of
+    /// them together have left over.
     pub hook: Option<[&'a [f32]; 2]>,
     /// Each moment `[layout.len()]`.
     pub optimizer: &'a OptimizerState,

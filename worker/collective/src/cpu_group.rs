@@ -94,8 +94,8 @@ pub struct Findings {
     ranks: u64,
 }
 
-/// Gives a group up from any thread; everybody who waits or comes later gets
-/// [`GroupError::Aborted`]. Can be repeated.
+/// Gives a group up from any thread; every rank of the node that waits or comes later gets
+/// [`GroupError::Aborted`]. Other nodes hear of it from the thread that uses the group. Can be repeated.
 #[derive(Debug, Clone)]
 pub struct Aborter {
     rank: usize,

@@ -66,7 +66,12 @@ pub(crate) fn mismatch(rank: usize, report: Report) -> GroupError {
     GroupError::PlanMismatch { rank, parameter: what, rank_zero, other }
 }
 
-/// The ranks whose bits are set.
+/// Bit r is set for every rank r.
+pub(crate) fn mask_of<'a>(ranks: impl IntoIterator<Item = &'a usize>) -> u64 {
+    ranks.into_iter().fold(0, |mask, rank| mask | 1 << rank)
+}
+
+/// The ranks whose bits are set, in order.
 pub(crate) fn ranks_of(mask: u64) -> Vec<usize> {
     (0..u64::BITS as usize).filter(|rank| mask >> rank & 1 == 1).collect()
 }

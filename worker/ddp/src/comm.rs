@@ -20,7 +20,8 @@ use lockstep_shm::monotonic_ns;
 use crate::hook::{BucketComm, Hook, HookState, HookStateError};
 
 /// A reply may take several rounds and the work between them; the rest is slack for a thread that is
-/// not scheduled. The thread's own deadlines come first.
+/// not scheduled. The thread's own deadlines come first, but for numbers that trickle in without end: those of one
+/// bucket may take so long and no longer.
 const REPLY_TIMEOUTS: u32 = 8;
 
 /// How the gradients of a bucket become the sum over ranks.
@@ -110,10 +111,6 @@ impl Comm {
             outstanding: 0,
             reply_timeout: timeout.saturating_mul(REPLY_TIMEOUTS),
         })
-    }
-
-    pub(crate) fn aborter(&self) -> Aborter {
-        self.aborter.clone()
     }
 
     pub(crate) fn reduce(&mut self, launch: Launch) {

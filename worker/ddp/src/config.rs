@@ -20,7 +20,7 @@ const ALIGN: usize = 16;
 /// In which order gradients are added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
-    /// Each rank adds up its grains, then ranks in order. Same world, same bits.
+    /// Each rank adds up its grains, then each node its ranks in order, then nodes. Same topology and buckets, same bits.
     Fast,
     /// Grains along a fixed binary tree: same bits for any number of ranks.
     FixedTree,
@@ -59,7 +59,7 @@ pub struct ReducerConfig {
     pub is_strict: bool,
     /// Groups among which buckets rotate, each with a thread and connections of its own: at least 1. Above 1 only with
     /// [`HookKind::Mean`] and without sharding.
-    pub lanes: usize,
+    pub groups: usize,
     /// Whether batch norms take their statistics over the grains of all ranks: [`Reducer::batch_peers`](crate::Reducer).
     pub joins_batches: bool,
     /// The most grains that a step may have.
@@ -80,7 +80,7 @@ impl Default for ReducerConfig {
             hook: HookKind::Mean,
             is_sharded: false,
             is_strict: true,
-            lanes: 1,
+            groups: 1,
             joins_batches: false,
             max_grains: 1,
             metric_count: 0,
@@ -99,7 +99,7 @@ impl ReducerConfig {
             ("the reduction".to_owned(), reduction.to_owned()),
             ("the hook".to_owned(), format!("{:?}", self.hook)),
             ("sharding".to_owned(), self.is_sharded.to_string()),
-            ("the groups".to_owned(), self.lanes.to_string()),
+            ("the groups".to_owned(), self.groups.to_string()),
             ("joint batch statistics".to_owned(), self.joins_batches.to_string()),
             ("the check of what was reduced".to_owned(), self.is_strict.to_string()),
         ];
@@ -122,7 +122,7 @@ impl ReducerConfig {
         assert!(is_plain || self.reduction == Reduction::Fast, "a hook with the fixed tree");
         assert!(is_plain || !self.is_sharded, "a hook with sharding");
         let is_whole = is_plain && !self.is_sharded;
-        assert!(is_whole || self.lanes == 1, "{} lanes with a hook or sharding", self.lanes);
+        assert!(is_whole || self.groups == 1, "{} groups with a hook or sharding", self.groups);
         match self.hook {
             HookKind::Mean if self.is_sharded => Way::Sharded,
             HookKind::Mean => Way::Whole,

@@ -10,7 +10,7 @@ use lockstep_collective::{
 use lockstep_tensor::Peers;
 
 /// Numbers that are summed at once; more are summed in pieces.
-const PIECE: usize = 4 << 10;
+const PIECE_LEN: usize = 4 << 10;
 
 /// The other ranks, as the batch norms of a tape see them.
 ///
@@ -22,7 +22,7 @@ pub struct BatchPeers(Mutex<Inner>);
 #[derive(Debug)]
 struct Inner {
     /// Gone once it is left or given up.
-    lane: Option<Lane>,
+    joined: Option<Joined>,
     order: SumOrder,
     /// How many numbers each sum of the grain in work had, forward and backward.
     sums: Vec<usize>,
@@ -31,7 +31,7 @@ struct Inner {
 }
 
 #[derive(Debug)]
-struct Lane {
+struct Joined {
     group: CpuGroup,
     arena: OwnArena,
 }
@@ -41,7 +41,7 @@ impl BatchPeers {
     pub(crate) fn plan(topology: &Topology) -> Plan {
         Plan {
             nodes: (0..topology.node_count()).map(|node| topology.members(node).len()).collect(),
-            arena_len: 2 * PIECE,
+            arena_len: 2 * PIECE_LEN,
             slots: 1,
             ..Plan::default()
         }
@@ -50,8 +50,14 @@ impl BatchPeers {
     pub(crate) fn new(formed: Formed) -> Self {
         let Formed { group, arena, board: _ } = formed;
         let order = SumOrder::in_rank_order(0..group.world_size());
-        let lane = Some(Lane { group, arena });
-        Self(Mutex::new(Inner { lane, order, sums: Vec::new(), is_rehearsal: false, failed: None }))
+        let joined = Some(Joined { group, arena });
+        Self(Mutex::new(Inner {
+            joined,
+            order,
+            sums: Vec::new(),
+            is_rehearsal: false,
+            failed: None,
+        }))
     }
 
     /// Before a grain's forward pass.
@@ -98,13 +104,13 @@ impl BatchPeers {
 
     /// Nobody waits for this rank any more: the others' sums end with an error.
     pub fn give_up(&self) {
-        drop(self.lock().lane.take());
+        drop(self.lock().joined.take());
     }
 
     /// Leaves without disturbing the others.
     pub(crate) fn leave(&self) {
-        if let Some(lane) = self.lock().lane.take() {
-            Box::new(lane.group).leave();
+        if let Some(joined) = self.lock().joined.take() {
+            Box::new(joined.group).leave();
         }
     }
 
@@ -127,7 +133,7 @@ impl Peers for BatchPeers {
 
 impl Inner {
     fn sum(&mut self, values: &mut [f64]) {
-        for piece in values.chunks_mut(PIECE) {
+        for piece in values.chunks_mut(PIECE_LEN) {
             if let Err(error) = self.sum_piece(piece) {
                 self.failed.get_or_insert(error);
             }
@@ -138,7 +144,7 @@ impl Inner {
     }
 
     fn sum_piece(&mut self, piece: &mut [f64]) -> Result<(), GroupError> {
-        let Some(Lane { group, arena }) = self.lane.as_mut().filter(|_| self.failed.is_none())
+        let Some(Joined { group, arena }) = self.joined.as_mut().filter(|_| self.failed.is_none())
         else {
             return Err(GroupError::Aborted { by: None });
         };

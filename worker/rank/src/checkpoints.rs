@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use camino::Utf8PathBuf;
-use lockstep_api::{FailureCode, Hook, Phase, RankMessage};
+use lockstep_api::{FailureCode, Phase, RankMessage};
 use lockstep_checkpoint::{CheckpointError, FORMAT_VERSION, Meta, State, curve_settings};
 use lockstep_ddp::hook::HookState;
 use lockstep_tensor::{Layout, OptimizerState};
@@ -42,7 +42,7 @@ pub(crate) struct Snapshot {
     pub(crate) average: Option<Vec<f32>>,
     /// Of the communication hook, if it carries one.
     pub(crate) hook: Option<HookState>,
-    /// Likewise.
+    /// Each moment in arena order.
     pub(crate) optimizer: OptimizerState,
     /// Everything else.
     pub(crate) meta: Meta,
@@ -140,14 +140,14 @@ impl Trainer {
         })
     }
 
-    /// What the hook carries, if it does, becomes the same on every rank: the mean of what each has left over is all that
-    /// a checkpoint has, and whoever goes on from it must do as this run does.
+    /// What the hook carries, if it does, becomes the same on every rank: a checkpoint has what all have left over
+    /// together, and whoever goes on from it must do as this run does.
     fn share_hook_state(&mut self) -> Result<Option<HookState>, Failure> {
-        if self.spec.ddp.hook != Hook::PowerSgd {
+        if !self.spec.ddp.hook.has_state() {
             return Ok(None);
         }
         let shared = self.ready.reducer.share_hook_state();
-        shared.map(Some).map_err(|error| Failure::of_group(&error))
+        shared.map(Some).map_err(|error| Failure::of_restoring(&error))
     }
 }
 
@@ -155,7 +155,7 @@ fn write(path: &Utf8PathBuf, snapshot: &Snapshot, link: &AgentLink) -> Result<()
     let Snapshot { layout, weights, buffer_layout, buffers, average, hook, optimizer, meta } =
         snapshot;
     let average = average.as_deref();
-    let hook = hook.as_ref().map(|hook| [hook.shared.as_slice(), hook.own.as_slice()]);
+    let hook = hook.as_ref().map(|hook| [hook.shared.as_slice(), hook.leftovers.as_slice()]);
     let state = State { layout, weights, buffer_layout, buffers, average, hook, optimizer };
     lockstep_checkpoint::save(path, &state, meta)?;
     link.send(RankMessage::Checkpoint {

@@ -3,6 +3,7 @@
 use lockstep_api::{FailureCode, FailureReport, Rank};
 use lockstep_checkpoint::CheckpointError;
 use lockstep_collective::GroupError;
+use lockstep_ddp::RestoreError;
 use lockstep_sandbox::GuestError;
 use lockstep_service::chain;
 use serde_json::{Value, json};
@@ -74,6 +75,16 @@ impl Failure {
         }
         let message = format!("the {} guest failed: {}", call.guest, chain(error));
         Self::new(guest_code(error), message).of_rank(call.rank).with_evidence(evidence)
+    }
+
+    /// A hook does not go on from a state.
+    pub(crate) fn of_restoring(error: &RestoreError) -> Self {
+        match error {
+            RestoreError::Group(error) => Self::of_group(error),
+            RestoreError::State(error) => {
+                Self::new(FailureCode::CheckpointFailed, error.to_string())
+            }
+        }
     }
 
     /// A collective failed.

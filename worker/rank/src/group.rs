@@ -11,7 +11,7 @@ use lockstep_api::{
     DigestCheck, FailureCode, Hook, JobSpec, PowerSgdSpec, Rank, RankConfig, RankNetwork,
     Reduction, Shard,
 };
-use lockstep_collective::{GroupError, Network};
+use lockstep_collective::{GroupError, MAX_WORLD, Network};
 use lockstep_ddp::hook::PowerSgdConfig;
 use lockstep_ddp::{HookKind, Join, Reducer, ReducerConfig, Topology};
 use lockstep_models::Model;
@@ -43,6 +43,7 @@ pub(crate) fn begin_forming(
     };
     let rank = index(config.rank);
     let timeout = config.spec.collective_timeout();
+    let computing = config.spec.train.threads as usize;
     let (layout, record) = (Arc::clone(model.layout()), Some(Arc::clone(position.record())));
     let mut reducer_config = reducer_config(config);
     let has_norms = !model.buffers().params().is_empty();
@@ -50,8 +51,8 @@ pub(crate) fn begin_forming(
         config.spec.ddp.sync_batch_norm && has_norms && 1 < config.world_size;
     let form = move || {
         let memory: OwnedFd = memory;
-        // One that computes, and those that communicate.
-        let threads_per_rank = 1 + reducer_config.lanes;
+        // Those that compute, and those that communicate.
+        let threads_per_rank = computing + reducer_config.groups;
         let memory = memory.as_fd();
         let join = Join { memory, rank, topology, network, timeout, threads_per_rank, record };
         Reducer::new(join, layout, reducer_config)
@@ -77,7 +78,7 @@ fn reducer_config(config: &RankConfig) -> ReducerConfig {
             Hook::F16 => HookKind::F16,
             Hook::PowerSgd => HookKind::PowerSgd(power_sgd(spec)),
         },
-        lanes: spec.ddp.groups as usize,
+        groups: spec.ddp.groups as usize,
         is_sharded: spec.ddp.shard == Shard::Zero1,
         is_strict: spec.ddp.digest == DigestCheck::Strict,
         settings: vec![
@@ -100,16 +101,25 @@ fn power_sgd(spec: &JobSpec) -> PowerSgdConfig {
     PowerSgdConfig { rank, start_step, min_compression_rate, seed, ..PowerSgdConfig::default() }
 }
 
+/// Who shares a node; it agrees with the rest of the configuration.
 fn topology(config: &RankConfig) -> Result<Topology, Failure> {
-    let Some(network) = &config.network else {
-        return Ok(Topology::one_node(config.world_size as usize));
-    };
+    let refuse = |message: String| Failure::new(FailureCode::RankError, message);
+    let world = config.world_size as usize;
+    if !(1..=MAX_WORLD).contains(&world) || world <= index(config.rank) {
+        return Err(refuse(format!("rank {} of {world}", config.rank)));
+    }
+    let Some(network) = &config.network else { return Ok(Topology::one_node(world)) };
     let node = |ranks: &Vec<Rank>| {
         let first = ranks.first().copied().map_or(0, index);
-        first..first + ranks.len()
+        first..first.saturating_add(ranks.len())
     };
-    Topology::new(network.nodes.iter().map(node).collect())
-        .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))
+    let topology = Topology::new(network.nodes.iter().map(node).collect())
+        .map_err(|error| refuse(chain(&error)))?;
+    if topology.world() != world || network.endpoints.len() != world {
+        let (nodes, endpoints) = (topology.world(), network.endpoints.len());
+        return Err(refuse(format!("{nodes} ranks on nodes and {endpoints} endpoints of {world}")));
+    }
+    Ok(topology)
 }
 
 fn network_of(config: &RankConfig, network: &RankNetwork) -> io::Result<Network> {

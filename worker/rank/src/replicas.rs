@@ -14,11 +14,16 @@ impl Trainer {
         1 < self.spec.ddp.sync_every && self.spec.ddp.sync_from <= step
     }
 
-    /// Of the weights, in steps in which they are compared; 0 in all others.
-    pub(crate) fn weights_digest(&self, step: u64) -> u64 {
+    /// Of the weights, in steps in which they are compared; 0 in all others. While ranks go their own way that is put
+    /// off until they are together again.
+    pub(crate) fn weights_digest(&mut self, step: u64) -> u64 {
         let every = self.spec.ddp.compare_every;
-        let is_due = 0 < every && 0 < step && step.is_multiple_of(every);
-        if is_due && !self.has_strayed { of_floats(&self.ready.engine.weights) } else { 0 }
+        self.is_comparison_due |= 0 < every && 0 < step && step.is_multiple_of(every);
+        if !self.is_comparison_due || self.has_strayed {
+            return 0;
+        }
+        self.is_comparison_due = false;
+        of_floats(&self.ready.engine.weights)
     }
 
     /// Ranks whose digests differ end the job: the step is not applied.
@@ -75,7 +80,7 @@ impl Trainer {
 
     /// Before anything that takes one rank's state for everybody's: weights and moments are their mean.
     pub(crate) fn gather_all(&mut self) -> Result<(), Failure> {
-        if !self.has_strayed && self.spec.ddp.sync_every == 1 {
+        if self.spec.ddp.sync_every == 1 {
             return Ok(());
         }
         self.average_weights()?;

@@ -43,7 +43,7 @@ pub(crate) struct Ready {
     pub(crate) average: Option<(Ema, Vec<f32>)>,
     /// With f16.
     pub(crate) loss_scale: Option<LossScale>,
-    /// What it remembers.
+    /// What the optimizer remembers.
     pub(crate) optimizer_state: OptimizerState,
     /// The process group.
     pub(crate) reducer: Reducer,
@@ -96,8 +96,7 @@ pub(crate) fn prepare(
     ];
     agreement::agree(&mut reducer, &facts)?;
     if let Some(hook) = hook {
-        let restored = reducer.restore_hook(hook).map_err(|error| Failure::of_group(&error))?;
-        restored.map_err(|error| Failure::new(FailureCode::CheckpointFailed, error.to_string()))?;
+        reducer.restore_hook(hook).map_err(|error| Failure::of_restoring(&error))?;
     }
     let shard = match spec.ddp.shard {
         Shard::None => None,

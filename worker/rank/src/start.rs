@@ -1,7 +1,7 @@
 //! Weights and all that training changes besides, before the first step.
 
 use camino::Utf8Path;
-use lockstep_api::{FailureCode, FieldError, Hook, LogLevel, LogSource, RankConfig};
+use lockstep_api::{FailureCode, FieldError, LogLevel, LogSource, RankConfig};
 use lockstep_checkpoint::{Meta, StateMut, curve_settings};
 use lockstep_ddp::hook::HookState;
 use lockstep_models::{Model, Report};
@@ -69,7 +69,7 @@ impl Start {
         model: &Model,
         schedule: &Schedule,
     ) -> Result<(), Failure> {
-        let has_hook = config.spec.ddp.hook == Hook::PowerSgd;
+        let has_hook = config.spec.ddp.hook.has_state();
         let mut hook = [Vec::new(), Vec::new()];
         let mut state = StateMut {
             layout: model.layout(),
@@ -92,8 +92,8 @@ impl Start {
                 let message = format!("the checkpoint is of step {step}, the job has 0 to {steps}");
                 Failure::new(FailureCode::CheckpointFailed, message)
             })?;
-        let [shared, own] = hook;
-        self.hook = has_hook.then_some(HookState { steps: self.next_step, shared, own });
+        let [shared, leftovers] = hook;
+        self.hook = has_hook.then_some(HookState { steps: self.next_step, shared, leftovers });
         let place = schedule.place(self.next_step);
         let expected = (
             place.data_epoch.cast_signed(),

@@ -141,10 +141,14 @@ impl Timeline {
             drop(recorder);
             let count = taken.len() as u64;
             let steps = by_step(&taken, rank, dropped);
-            let is_taken = steps.is_empty() || link.offer(RankMessage::Timeline { steps });
+            // What was lost is told with the next steps.
+            let is_silent = steps.is_empty();
+            let is_taken = is_silent || link.offer(RankMessage::Timeline { steps });
             let mut recorder = self.lock();
             if !is_taken {
                 recorder.dropped += dropped + count;
+            } else if is_silent {
+                recorder.dropped += dropped;
             }
             if is_closed {
                 recorder.is_sent = true;

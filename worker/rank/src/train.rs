@@ -33,6 +33,8 @@ pub(crate) struct Trainer {
     pub(crate) skipped_in_row: u32,
     /// This rank's weights may be other than the others'.
     pub(crate) has_strayed: bool,
+    /// The weights of all ranks are to be compared as soon as they may.
+    pub(crate) is_comparison_due: bool,
     /// What the loss of the first grain did not depend on.
     pub(crate) unused: Option<Vec<ParamId>>,
 }
@@ -58,6 +60,7 @@ impl Trainer {
             statistics,
             skipped_in_row: 0,
             has_strayed: false,
+            is_comparison_due: false,
             unused: None,
         }
     }

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::train::Trainer;
 
 /// Names that a line of log has room for.
-const NAMED: usize = 20;
+const NAMES_CAP: usize = 20;
 
 impl Trainer {
     /// After each grain.
@@ -24,7 +24,7 @@ impl Trainer {
             return Ok(());
         }
         let differs = |id: &&ParamId| first.contains(id) != now.contains(id);
-        // The arena has what is used first last.
+        // In the arena, what is used first comes last.
         let Some(id) = now.iter().chain(first).filter(differs).max() else { return Ok(()) };
         let name = self.name(*id);
         let said = |depends: bool| if depends { "depends" } else { "does not depend" };
@@ -45,7 +45,7 @@ impl Trainer {
             return;
         }
         let names: Vec<String> =
-            unused.iter().rev().take(NAMED).map(|id| format!("`{}`", self.name(*id))).collect();
+            unused.iter().rev().take(NAMES_CAP).map(|id| format!("`{}`", self.name(*id))).collect();
         let more = match unused.len() - names.len() {
             0 => String::new(),
             more => format!(" and {more} more"),

@@ -34,7 +34,7 @@ impl ArenaShape {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Held {
+pub(crate) struct Held {
     slots: Range<usize>,
     range: Range<usize>,
 }
@@ -45,15 +45,15 @@ impl Held {
     }
 }
 
-type Leases = Arc<Mutex<Vec<Held>>>;
+pub(crate) type Leases = Arc<Mutex<Vec<Held>>>;
 
 /// The arenas of one rank, as the thread that computes sees them.
 #[derive(Debug)]
 pub struct OwnArena {
-    map: Arc<Mapping>,
-    shape: ArenaShape,
-    own: usize,
-    leases: Leases,
+    pub(crate) map: Arc<Mapping>,
+    pub(crate) shape: ArenaShape,
+    pub(crate) own: usize,
+    pub(crate) leases: Leases,
 }
 
 impl OwnArena {
@@ -94,7 +94,8 @@ impl OwnArena {
     /// If `first` is odd, or [`OwnArena::floats_mut`] would.
     pub fn doubles_mut(&mut self, first: usize, len: usize) -> &mut [f64] {
         assert!(first.is_multiple_of(2), "an f64 at float {first} is not aligned");
-        let start = self.checked(0, &(first..first + 2 * len));
+        assert!(len <= self.shape.len, "{len} f64 of {} floats", self.shape.len);
+        let start = self.checked(0, &(first..first.saturating_add(2 * len)));
         // SAFETY: as in `floats_mut`; arenas begin on pages, so an even float is aligned, and any bits
         // are an f64.
         unsafe { slice::from_raw_parts_mut(start.cast(), len) }
@@ -167,18 +168,14 @@ impl OwnArena {
 #[derive(Debug)]
 pub struct Lease {
     held: Held,
-    lane: usize,
-    leases: Leases,
+    pub(crate) lane: usize,
+    pub(crate) leases: Leases,
 }
 
 impl Lease {
     /// The arenas it covers.
     pub fn slots(&self) -> Range<usize> {
         self.held.slots.clone()
-    }
-
-    pub(crate) fn lane(&self) -> usize {
-        self.lane
     }
 
     /// The floats it covers in each of them.

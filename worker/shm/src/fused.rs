@@ -36,7 +36,11 @@ impl<E: Element> Run<'_, E> {
     pub(crate) unsafe fn reduce(&self) -> usize {
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+            let has_avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq");
+            if has_avx512 {
                 // SAFETY: the processor has it; the rest is the caller's word.
                 return unsafe { self.with_avx512() };
             }

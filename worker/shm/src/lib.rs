@@ -6,7 +6,8 @@
 //! out once, as an [`OwnArena`] (this process's own floats, by ordinary borrows) and [`NodeArenas`]
 //! (everybody's, by raw pointers; its own also as bytes that go over the network). A range that the communication thread
 //! works on is a [`Lease`]; the own arena refuses to lend a leased range, so no reference to it
-//! exists while the communication thread or another process writes there. Other processes are held off by the
+//! exists while the communication thread or another process writes there. With several communication threads each has a
+//! [`NodeArenas`] of its own, and a lease is good for one of them. Other processes are held off by the
 //! protocol of `lockstep-collective`; one that breaks it can spoil numbers, not memory, since every
 //! bit pattern is a number and no number is ever used as an index. The file cannot shrink under a
 //! mapping: it is sealed before anybody maps more than its control pages.

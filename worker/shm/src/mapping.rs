@@ -158,13 +158,12 @@ impl Mapping {
         if self.floats_taken.swap(true, Ordering::AcqRel) {
             return Err(io::Error::other("the floats of this mapping are already taken"));
         }
-        Ok((
-            OwnArena::new(Arc::clone(self), shape, own),
-            (0..lanes).map(|lane| NodeArenas::new(Arc::clone(self), shape, own, lane)).collect(),
-        ))
+        let arena = OwnArena::new(Arc::clone(self), shape, own);
+        let lanes = (0..lanes).map(|lane| NodeArenas::new(&arena, lane)).collect();
+        Ok((arena, lanes))
     }
 
-    /// The first float of the arena of (`rank`, `slot`), for `arena` and `sum` only.
+    /// The first float of the arena of (`rank`, `slot`), for [`OwnArena`] and [`NodeArenas`] only.
     pub(crate) fn floats(&self, shape: ArenaShape, rank: usize, slot: usize) -> *mut f32 {
         assert!(rank < shape.ranks && slot < shape.slots, "({rank}, {slot}) of {shape:?}");
         let offset = self.words_bytes + (rank * shape.slots + slot) * shape.arena_bytes();

@@ -3,7 +3,10 @@
 
 use std::{ops::Range, slice, sync::Arc};
 
-use crate::{ArenaShape, Dtype, Lease, Mapping, copy::copy_by_pointer, dtype::Stacks};
+use crate::{
+    ArenaShape, Dtype, Lease, Mapping, OwnArena, arena::Leases, copy::copy_by_pointer,
+    dtype::Stacks,
+};
 
 /// Numbers of one kind in a leased range of an arena, from its first float on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +27,7 @@ impl Span {
 
     /// Its bytes.
     pub fn bytes(&self) -> usize {
-        self.len * self.dtype.bytes()
+        self.len.saturating_mul(self.dtype.bytes())
     }
 }
 
@@ -47,12 +50,15 @@ pub struct NodeArenas {
     pub(crate) shape: ArenaShape,
     pub(crate) own: usize,
     lane: usize,
+    leases: Leases,
     pub(crate) stacks: Stacks,
 }
 
 impl NodeArenas {
-    pub(crate) fn new(map: Arc<Mapping>, shape: ArenaShape, own: usize, lane: usize) -> Self {
-        Self { map, shape, own, lane, stacks: Stacks::default() }
+    pub(crate) fn new(arena: &OwnArena, lane: usize) -> Self {
+        let OwnArena { map, shape, own, leases } = arena;
+        let (map, leases) = (Arc::clone(map), Arc::clone(leases));
+        Self { map, shape: *shape, own: *own, lane, leases, stacks: Stacks::default() }
     }
 
     /// This rank, counted from 0 on its node.
@@ -132,15 +138,15 @@ impl NodeArenas {
 
     /// Checks everything that pointers rely on; the answer is first byte and number of bytes.
     pub(crate) fn checked(&self, lease: &Lease, span: Span, part: &Range<usize>) -> (usize, usize) {
-        assert!(lease.lane() == self.lane, "lane {} with a lease for {}", self.lane, lease.lane());
+        assert!(lease.lane == self.lane, "lane {} with a lease for {}", self.lane, lease.lane);
+        assert!(Arc::ptr_eq(&lease.leases, &self.leases), "a lease of another arena");
         let (held, size) = (lease.range(), span.dtype.bytes());
-        let first = span.first * size_of::<f32>();
-        let end = first + span.bytes();
-        assert!(
-            held.start <= span.first && end <= held.end * size_of::<f32>(),
-            "{span:?} under a lease of {held:?}"
-        );
         assert!(held.end <= self.shape.len, "a lease of {held:?} of {}", self.shape.len);
+        let is_under = held.start <= span.first && span.first <= held.end && {
+            span.bytes() <= (held.end - span.first) * size_of::<f32>()
+        };
+        assert!(is_under, "{span:?} under a lease of {held:?}");
+        let first = span.first * size_of::<f32>();
         assert!(first.is_multiple_of(size), "{span:?} is not aligned");
         assert!(part.start <= part.end && part.end <= span.len, "{part:?} of {span:?}");
         assert!(lease.slots().contains(&0), "arena 0 receives the result and must be leased");

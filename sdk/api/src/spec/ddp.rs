@@ -30,7 +30,7 @@ pub struct DdpSpec {
     pub sync_every: u32,
     /// Steps at the beginning in which gradients are reduced whatever `sync_every` says.
     pub sync_from: u64,
-    /// Whether ranks compare what they have reduced, with every step.
+    /// Whether ranks compare which buckets they have reduced, with every step.
     pub digest: DigestCheck,
     /// Steps between two comparisons of all ranks' weights; 0: they are not compared. Up to 1000000.
     pub compare_every: u64,
@@ -38,7 +38,7 @@ pub struct DdpSpec {
     pub uneven: Uneven,
     /// Whether batch norms take their statistics over the micro batches that all ranks compute at one time.
     pub sync_batch_norm: bool,
-    /// Whether the loss must depend on the same parameters in every micro batch.
+    /// Whether the loss of a rank must depend on the same parameters in every micro batch.
     pub static_graph: bool,
 }
 
@@ -79,6 +79,16 @@ pub enum Hook {
     PowerSgd,
 }
 
+impl Hook {
+    /// Whether it carries anything from step to step, which a checkpoint must have.
+    pub fn has_state(self) -> bool {
+        match self {
+            Self::Mean | Self::Bf16 | Self::F16 => false,
+            Self::PowerSgd => true,
+        }
+    }
+}
+
 /// Settings of the hook `power-sgd`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -107,7 +117,7 @@ pub enum Shard {
     Zero1,
 }
 
-/// Whether ranks compare what they have reduced.
+/// Whether ranks compare which buckets they have reduced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DigestCheck {
@@ -158,7 +168,7 @@ pub enum Transport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reduction {
-    /// Each rank adds up its grains, then ranks in order. Same world, same bits.
+    /// Each rank adds up its grains, then each node its ranks in order, then nodes. As many ranks on each node, same bits.
     Fast,
     /// Grains along a fixed binary tree: same bits for any number of ranks.
     FixedTree,

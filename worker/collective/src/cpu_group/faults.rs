@@ -8,7 +8,7 @@ use crate::{
     error::Moment,
     net::{EXCHANGES, MeshError},
     op::{self, Op, OpWords},
-    verdict::{Verdict, ranks_of},
+    verdict::{Verdict, mask_of, ranks_of},
 };
 
 use super::CpuGroup;
@@ -56,14 +56,14 @@ impl CpuGroup {
                 Err(Broken::Marked { .. }) => return Err(self.given_up(words, started)),
                 Err(Broken::TimedOut { missing }) if started + limit <= Instant::now() => {
                     let missing = self.control.blamed(&missing);
-                    let mask = missing.iter().fold(0, |all, rank| all | 1 << rank);
+                    let mask = mask_of(&missing);
                     let verdict = Verdict::TimedOut { rank: self.rank, missing: mask };
                     self.give_up(&verdict);
                     return Err(self.not_entered(missing, words, started));
                 }
                 Err(Broken::TimedOut { missing }) => {
                     let missing = self.control.blamed(&missing);
-                    let mask = missing.iter().fold(0, |all, rank| all | 1 << rank);
+                    let mask = mask_of(&missing);
                     if let Some(mesh) = &mut self.mesh {
                         mesh.say_waiting(EXCHANGES * self.sequence, words, mask);
                     }

@@ -22,7 +22,7 @@ use crate::{
     error::Moment,
     net::{self, Mesh, Network},
     op::{Kind, Op},
-    verdict::{Report, Verdict, mismatch, ranks_of},
+    verdict::{Report, Verdict, mask_of, mismatch, ranks_of},
 };
 
 use super::{CpuGroup, FormedLanes, Stage};
@@ -331,7 +331,7 @@ fn not_formed(control: &Control, rank: usize, broken: Broken, started: Instant) 
     let waited = started.elapsed();
     match broken {
         Broken::TimedOut { missing } => {
-            let mask = missing.iter().fold(0, |all, rank| all | 1 << rank);
+            let mask = mask_of(&missing);
             control.give_up(&Verdict::TimedOut { rank, missing: mask });
             GroupError::FormationTimeout { missing, waited }
         }
@@ -378,7 +378,7 @@ fn not_connected(
         }
         _ => return error,
     };
-    let mask = missing.iter().fold(0, |all, rank| all | 1 << rank);
+    let mask = mask_of(&missing);
     control.give_up(&Verdict::TimedOut { rank, missing: mask });
     error
 }

@@ -3,7 +3,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd as _,
     sync::{Mutex, PoisonError},
     thread,
@@ -203,16 +203,17 @@ impl Own<'_> {
         let come: Mutex<Vec<Connection>> = Mutex::default();
         let lock = || come.lock().unwrap_or_else(PoisonError::into_inner);
         thread::scope(|scope| {
-            let mut callers = Vec::new();
+            let mut callers: Vec<Caller<'_>> = Vec::new();
             while lock().len() < higher.len() && !self.left().is_zero() {
-                callers.retain(|(_, caller): &Caller<'_>| !caller.is_finished());
+                callers.retain(|caller| !caller.greeting.is_finished());
                 let has_room = |address: IpAddr| {
-                    let same = callers.iter().filter(|(other, _)| *other == address).count();
+                    let same = callers.iter().filter(|caller| caller.address == address).count();
                     same < MAX_CALLERS_OF_ADDRESS && callers.len() < MAX_CALLERS
                 };
                 match listener.accept() {
                     Ok((stream, address)) if has_room(address.ip()) => {
-                        let caller = scope.spawn(move || match self.greet(stream, higher) {
+                        let line = stream.try_clone().ok();
+                        let greeting = scope.spawn(move || match self.greet(stream, higher) {
                             Ok(connection) => {
                                 let mut come = lock();
                                 if come.iter().all(|it| it.rank != connection.rank) {
@@ -224,20 +225,29 @@ impl Own<'_> {
                                 tracing::warn!(%address, %error, "a caller is not let in");
                             }
                         });
-                        callers.push((address.ip(), caller));
+                        callers.push(Caller { address: address.ip(), line, greeting });
                     }
                     // Hung up on.
                     Ok(_) => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => {
+                        // Of a caller that is gone already, or for want of descriptors: that passes.
+                        if error.kind() != io::ErrorKind::WouldBlock {
+                            tracing::warn!(%error, "a caller cannot be answered");
+                        }
                         // A greeting that ends meanwhile is seen after the pause.
                         wait_readable(listener, self.left().min(PAUSE));
                     }
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(fail(error)),
                 }
             }
-            Ok(())
-        })?;
+            // Nobody is waited for who still has not said who it is.
+            for caller in callers.iter().filter(|caller| !caller.greeting.is_finished()) {
+                if let Some(line) = &caller.line {
+                    // It is over either way.
+                    line.shutdown(Shutdown::Both).ok();
+                }
+            }
+        });
         Ok(come.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -304,8 +314,13 @@ impl Own<'_> {
     }
 }
 
-/// From where, and the thread that greets it.
-type Caller<'scope> = (IpAddr, thread::ScopedJoinHandle<'scope, ()>);
+/// Somebody who has called and not yet said who it is.
+struct Caller<'scope> {
+    address: IpAddr,
+    /// To hang up.
+    line: Option<TcpStream>,
+    greeting: thread::ScopedJoinHandle<'scope, ()>,
+}
 
 /// Why a call was not answered.
 enum Refusal {

@@ -194,18 +194,17 @@ impl Mesh {
         }
         let until = Instant::now() + FAREWELL;
         while Instant::now() < until && !self.connections.iter().all(Connection::is_flushed) {
-            self.connections
-                .retain_mut(|connection| write_all_it_takes(connection, &mut NoNumbers).is_ok());
+            self.connections.retain_mut(|connection| {
+                read_away(connection);
+                write_all_it_takes(connection, &mut NoNumbers).is_ok()
+            });
             self.poll(until);
         }
     }
 
     /// Reads away what nobody will read, so that closing does not throw away what was sent.
     pub(crate) fn close(mut self) {
-        let mut nowhere = [0; 4096];
-        for connection in &mut self.connections {
-            while matches!(connection.channel.read(&mut nowhere), Ok(1..)) {}
-        }
+        self.connections.iter_mut().for_each(read_away);
     }
 
     fn read_all_there_is<E: Exchange>(
@@ -477,6 +476,12 @@ fn write_all_it_takes<E: Exchange>(
 
 fn is_busy(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// A connection that is closed with something unread throws away what was sent on it.
+fn read_away(connection: &mut Connection) {
+    let mut nowhere = [0; 4096];
+    while matches!(connection.channel.read(&mut nowhere), Ok(1..)) {}
 }
 
 /// For messages that carry no numbers.

@@ -18,14 +18,16 @@ fn those_who_do_not_join_are_named() {
         let plan = plan(&[4], &[4]);
         let site = Site::new(&plan.nodes);
         let errors = as_ranks(joining, |rank| site.form(rank, &plan, SHORT).unwrap_err());
+        let mut longest = Duration::ZERO;
         for error in errors {
             let GroupError::FormationTimeout { missing, waited } = error else {
                 panic!("{error:?}");
             };
             assert_eq!(missing, absent);
-            // One that came a little later is told by the first whose time is over.
-            assert!((SHORT - Duration::from_secs(1)..PATIENT).contains(&waited), "{waited:?}");
+            longest = longest.max(waited);
         }
+        // One that came a little later is told by the first whose time is over.
+        assert!((SHORT..PATIENT).contains(&longest), "{longest:?}");
     }
 }
 

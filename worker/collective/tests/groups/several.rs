@@ -72,7 +72,7 @@ proptest! {
         });
         for floats in results {
             for (index, found) in floats.iter().enumerate() {
-                prop_assert!((found - sum(world, index)).abs() <= 1e-5 * found.abs(), "{}", index);
+                prop_assert_eq!(found.to_bits(), sum(world, index).to_bits(), "{}", index);
             }
         }
     }

@@ -137,7 +137,7 @@ impl Hook for PowerSgd {
         }
     }
 
-    /// Shared: Q of each matrix in bucket order, by columns. Own: what is left over, by rows.
+    /// Shared: Q of each matrix in bucket order, by columns. Leftovers: this rank's, by rows.
     fn state(&self) -> HookState {
         let concat = |part: fn(&BucketState) -> &[f32]| {
             self.buckets.iter().flat_map(part).copied().collect::<Vec<f32>>()
@@ -145,7 +145,7 @@ impl Hook for PowerSgd {
         HookState {
             steps: self.buckets.first().map_or(0, |bucket| bucket.steps),
             shared: concat(|bucket| &bucket.q),
-            own: concat(|bucket| &bucket.leftovers),
+            leftovers: concat(|bucket| &bucket.leftovers),
         }
     }
 
@@ -154,11 +154,11 @@ impl Hook for PowerSgd {
             self.buckets.iter().map(|bucket| len(&bucket.plan)).sum()
         };
         state.check_lens(sum(|plan| plan.q_len), sum(|plan| plan.matrices_len))?;
-        let (mut shared, mut own) = (&state.shared[..], &state.own[..]);
+        let (mut shared, mut own) = (&state.shared[..], &state.leftovers[..]);
         for bucket in &mut self.buckets {
             bucket.steps = state.steps;
             take(&mut shared, &mut bucket.q);
-            if state.own.is_empty() {
+            if state.leftovers.is_empty() {
                 bucket.leftovers.fill(0.0);
             } else {
                 take(&mut own, &mut bucket.leftovers);

@@ -25,6 +25,17 @@ pub struct Divergence {
     pub range: Range<usize>,
 }
 
+/// Why a hook does not go on from a state.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The state is of something else.
+    #[error(transparent)]
+    State(#[from] HookStateError),
+    /// The communication thread is gone.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+}
+
 impl Reducer {
     /// Sums `values` over all ranks in rank order; exact where only one rank's entry is not zero.
     ///
@@ -131,9 +142,6 @@ impl Reducer {
     }
 
     /// What the hook carries from step to step: this rank's.
-    ///
-    /// # Panics
-    /// During a step.
     fn hook_state(&mut self) -> Result<HookState, GroupError> {
         assert!(self.step.is_none(), "hook_state during a step");
         let (sender, receiver) = std::sync::mpsc::channel();
@@ -145,39 +153,38 @@ impl Reducer {
         receiver.recv().map_err(|_| GroupError::Aborted { by: None })
     }
 
-    /// Continues from such a state.
-    ///
-    /// # Errors
-    /// The inner one if it is of another model, other buckets or another hook.
+    /// What the hook carries from step to step, after all ranks have taken equal parts of what they have left over
+    /// together: the same on every rank, and [`HookState::leftovers`] is what all of them have left over.
     ///
     /// # Panics
     /// During a step.
-    pub fn restore_hook(
-        &mut self,
-        state: HookState,
-    ) -> Result<Result<(), HookStateError>, GroupError> {
+    pub fn share_hook_state(&mut self) -> Result<HookState, RestoreError> {
+        let mut state = self.hook_state()?;
+        self.average(&mut state.leftovers)?;
+        let world = self.world_size() as f32;
+        state.leftovers.iter_mut().for_each(|leftover| *leftover *= world);
+        self.restore_hook(state.clone())?;
+        Ok(state)
+    }
+
+    /// Continues from what ranks shared, however many there were: each takes an equal part of what is left over.
+    ///
+    /// # Errors
+    /// If it is of another model, other buckets or another hook.
+    ///
+    /// # Panics
+    /// During a step.
+    pub fn restore_hook(&mut self, mut state: HookState) -> Result<(), RestoreError> {
         assert!(self.step.is_none(), "restore_hook during a step");
+        let world = self.world_size() as f32;
+        state.leftovers.iter_mut().for_each(|leftover| *leftover /= world);
         let (sender, receiver) = std::sync::mpsc::channel();
         self.comm.run(move |worker| {
+            // The receiver waits for the end of this task.
             sender.send(worker.restore_hook(&state)).ok();
             Ok(())
         })?;
-        receiver.recv().map_err(|_| GroupError::Aborted { by: None })
-    }
-
-    /// What the hook carries from step to step, after all ranks have replaced what each has left over by the mean of all:
-    /// the same on every rank then, and its sum is what it was.
-    ///
-    /// # Panics
-    /// During a step.
-    pub fn share_hook_state(&mut self) -> Result<HookState, GroupError> {
-        let mut state = self.hook_state()?;
-        self.average(&mut state.own)?;
-        // Of the length that it came in.
-        self.restore_hook(state.clone())?.map_err(|error| {
-            GroupError::InvalidArgument(format!("the hook's own state does not fit it: {error}"))
-        })?;
-        Ok(state)
+        Ok(receiver.recv().map_err(|_| GroupError::Aborted { by: None })??)
     }
 
     /// Finds out where `weights`, as long as the gradients, differ between ranks; all ranks call it.

@@ -154,7 +154,7 @@ proptest! {
         let found = run(fresh(world, config(2, 2.0), &bucket), &bucket, 0..steps, gradient);
         let mut arrived = found.sums;
         for hook in &found.hooks {
-            let own = hook.state().own;
+            let own = hook.state().leftovers;
             let (first, second) = own.split_at(24 * 30);
             arrived.push([first, &[0.0; 7], second].concat());
         }
@@ -224,25 +224,25 @@ fn a_state_of_other_lengths_is_refused_and_one_without_leftovers_is_not() {
     let gradient = |rank: usize, _| drawn(bucket.range.len(), rank as u64, "gradient");
     let found = run(fresh(2, config(2, 2.0), &bucket), &bucket, 0..2, gradient);
     let right = found.hooks[0].state();
-    assert_eq!((right.steps, right.shared.len(), right.own.len()), (2, 40, 640));
+    assert_eq!((right.steps, right.shared.len(), right.leftovers.len()), (2, 40, 640));
     assert_eq!(right.shared, found.hooks[1].state().shared);
     let [mut hook] = fresh(1, config(2, 2.0), &bucket).try_into().unwrap();
     let before = hook.state();
 
     let mut short = right.clone();
-    short.own.pop();
+    short.leftovers.pop();
     let error = hook.restore(&short).unwrap_err().to_string();
-    assert_eq!(error, "the hook has 640 own floats, the state 639");
+    assert_eq!(error, "the hook has 640 leftover floats, the state 639");
     short.shared.pop();
     let error = hook.restore(&short).unwrap_err().to_string();
     assert_eq!(error, "the hook has 40 shared floats, the state 39");
     assert_eq!(hook.state(), before);
     assert!(lockstep_ddp::hook::Mean.restore(&right).is_err());
 
-    short = lockstep_ddp::hook::HookState { own: vec![], ..right };
+    short = lockstep_ddp::hook::HookState { leftovers: vec![], ..right };
     hook.restore(&short).unwrap();
     assert_eq!((hook.state().steps, hook.state().shared), (2, short.shared));
-    assert_eq!(hook.state().own, [0.0; 640]);
+    assert_eq!(hook.state().leftovers, [0.0; 640]);
 }
 
 #[test]
@@ -262,7 +262,9 @@ fn what_is_not_finite_is_seen_by_all_and_gone_in_the_next_step() {
             let is_finite: Vec<_> =
                 found.sums.iter().map(|sum| sum.iter().all(|x| x.is_finite())).collect();
             assert_eq!(is_finite, [true, false, true], "{bad} at {place}");
-            assert!(found.hooks.iter().all(|hook| hook.state().own.iter().all(|x| x.is_finite())));
+            assert!(
+                found.hooks.iter().all(|hook| hook.state().leftovers.iter().all(|x| x.is_finite()))
+            );
         }
     }
 }
@@ -291,9 +293,9 @@ fn leftovers_are_dropped_when_asked() {
     let gradient = |rank: usize, _| drawn(640, rank as u64, "gradient");
     let mut hook = run(fresh(1, config(2, 2.0), &bucket), &bucket, 0..2, gradient).hooks.remove(0);
     let before = hook.state();
-    assert!(before.own.iter().any(|x| *x != 0.0));
+    assert!(before.leftovers.iter().any(|x| *x != 0.0));
     hook.drop_leftovers();
-    assert_eq!(hook.state().own, [0.0; 640]);
+    assert_eq!(hook.state().leftovers, [0.0; 640]);
     assert_eq!((hook.state().steps, hook.state().shared), (before.steps, before.shared));
 }
 

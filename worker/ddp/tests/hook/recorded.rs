@@ -141,7 +141,7 @@ fn six_steps_of_power_sgd_are_pytorchs() {
             // PyTorch's also has what plain parameters are from their mean, which adds up to nothing.
             let theirs = floats(recorded, &named("error.bucket0"));
             let theirs = [&theirs[weight_2.clone()], &theirs[weight_1.clone()]].concat();
-            check(&named("error"), &state.own, &theirs);
+            check(&named("error"), &state.leftovers, &theirs);
         }
     }
 }

@@ -62,6 +62,38 @@ fn power_sgd_runs_over_any_nodes_and_plain_parameters_are_exact() {
 }
 
 #[test]
+fn what_is_left_over_is_the_same_sum_for_any_number_of_ranks() {
+    let rank = NonZeroUsize::new(2).unwrap();
+    let power_sgd = PowerSgdConfig {
+        rank,
+        start_step: 0,
+        min_compression_rate: 1.0,
+        ..PowerSgdConfig::default()
+    };
+    let config = ReducerConfig { hook: HookKind::PowerSgd(power_sgd), ..config() };
+    let shared = on_ranks(&[1, 1], &config, |reducer| {
+        do_step(reducer, 0, 5);
+        let state = reducer.share_hook_state().unwrap();
+        assert_eq!(reducer.share_hook_state().unwrap(), state, "it is shared already");
+        state
+    });
+    assert_eq!(shared[0], shared[1]);
+    assert!(shared[0].leftovers.iter().any(|leftover| 0.1 < leftover.abs()));
+    for nodes in ARRANGEMENTS {
+        let resumed = on_ranks(nodes, &config, |reducer| {
+            reducer.restore_hook(shared[0].clone()).unwrap();
+            reducer.share_hook_state().unwrap()
+        });
+        for state in resumed {
+            assert_eq!((state.steps, &state.shared), (shared[0].steps, &shared[0].shared));
+            for (found, expected) in state.leftovers.iter().zip(&shared[0].leftovers) {
+                assert!((found - expected).abs() <= 1e-6 * expected.abs(), "{found}, {expected}");
+            }
+        }
+    }
+}
+
+#[test]
 fn without_communication_each_rank_keeps_its_own() {
     let config = ReducerConfig { hook: HookKind::Noop, ..config() };
     let found = on_ranks(&[2], &config, |reducer| {

@@ -5,11 +5,11 @@
 mod batches;
 mod give_up;
 mod hooks;
-mod lanes;
 mod launch;
 mod local;
 mod ranks;
 mod replicas;
+mod rotation;
 mod shards;
 #[path = "../../../collective/tests/groups/site.rs"]
 mod site;

@@ -50,6 +50,7 @@ impl Check {
             self.excluded(ddp.shard != Shard::None, "ddp.groups", "1", "ddp.shard = \"zero1\"");
         }
         if ddp.sync_batch_norm {
+            self.excluded(is_local, "ddp.sync_batch_norm", "false", "ddp.sync_every above 1");
             self.excluded(
                 is_tree,
                 "ddp.sync_batch_norm",

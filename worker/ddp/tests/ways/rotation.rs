@@ -5,14 +5,14 @@ use lockstep_tensor::{GradSink as _, ParamId};
 
 use crate::ranks::{ARRANGEMENTS, config, do_grain, do_step, layout, on_ranks};
 
-fn through(lanes: usize) -> ReducerConfig {
-    ReducerConfig { lanes, ..config() }
+fn through(groups: usize) -> ReducerConfig {
+    ReducerConfig { groups, ..config() }
 }
 
 /// The bits of some steps' gradients.
-fn steps(nodes: &[usize], lanes: usize) -> Vec<Vec<u32>> {
-    on_ranks(nodes, &through(lanes), |reducer| {
-        assert!(lanes < reducer.plan().buckets.len(), "every lane has more than one bucket");
+fn steps(nodes: &[usize], groups: usize) -> Vec<Vec<u32>> {
+    on_ranks(nodes, &through(groups), |reducer| {
+        assert!(groups < reducer.plan().buckets.len(), "there is a bucket for every one");
         let mut bits = Vec::new();
         for (step, grains) in [(0, 7), (1, 2), (2, 12)] {
             let outcome = do_step(reducer, step, grains);
@@ -27,15 +27,15 @@ fn steps(nodes: &[usize], lanes: usize) -> Vec<Vec<u32>> {
 fn several_groups_give_the_bits_of_one() {
     for nodes in ARRANGEMENTS {
         let one = steps(nodes, 1);
-        for lanes in [2, 3] {
-            assert_eq!(steps(nodes, lanes), one, "{nodes:?}, {lanes} lanes");
+        for groups in [2, 3] {
+            assert_eq!(steps(nodes, groups), one, "{nodes:?}, {groups} groups");
         }
     }
 }
 
 /// What all ranks hear when rank 1 has an undefined gradient in one parameter.
-fn undefined_in(nodes: &[usize], lanes: usize, param: usize) -> Vec<StepOutcome> {
-    on_ranks(nodes, &through(lanes), |reducer| {
+fn undefined_in(nodes: &[usize], groups: usize, param: usize) -> Vec<StepOutcome> {
+    on_ranks(nodes, &through(groups), |reducer| {
         let mut outcomes = Vec::new();
         for step in 0..2 {
             for grain in reducer.begin_step(step, 3) {
