@@ -14,10 +14,11 @@ use crate::{
         },
         gemm::{
             MatrixMut, Scratch,
-            element::{Kernels, Tile},
+            element::Kernels,
             out::Out,
             plan::chunks,
             scratch::Part,
+            tile::{Finish, Tile},
         },
         isa::{Isa, vectorized_on},
         threads::Threads,
@@ -200,6 +201,7 @@ impl<T: Real> Share<'_, T> {
                 rows: rows.len(),
                 columns: lanes.len(),
                 mode: if tiles.start == 0 { Write::Set } else { Write::Add },
+                finish: Finish::NONE,
             };
             // SAFETY: `a` is a packed panel of this depth and `rows`; `b` holds the kernel's width at `depth` steps;
             // `c` begins at these rows and lanes of the sum, which are this share's alone; rows and columns
