@@ -167,8 +167,12 @@ impl<T: Real> Share<'_, T> {
         point_stride: usize,
     ) {
         let width = RESULTS * WEIGHT_LANES;
+        // Whole vectors where there are channels enough: what is in lanes beyond the rows reaches no result.
+        let first = self.results.first + channels.start;
+        let is_room = first + WEIGHT_LANES <= self.results.all;
+        let lanes = if is_room { WEIGHT_LANES } else { channels.len() };
         for tap in 0..RESULTS {
-            let place = (tap * WEIGHT_LANES, channels.len());
+            let place = (tap * WEIGHT_LANES, lanes);
             let from = (self.results.taps.get(tap), channels.start);
             self.results.pack_tap(&mut *gathered, width, tiles.clone(), place, from);
         }
