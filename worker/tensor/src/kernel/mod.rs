@@ -1,5 +1,6 @@
 //! Loops that several operations share. Orders of summation are fixed here.
 
+mod cache;
 pub(crate) mod conv;
 pub(crate) mod gemm;
 pub(crate) mod isa;

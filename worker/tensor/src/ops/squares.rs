@@ -13,9 +13,6 @@ use crate::{
 /// Elements of a stretch of the input that is worth a thread's while.
 const CHUNK: usize = 1 << 14;
 
-/// Squares that are looked at together.
-const LANES: usize = 16;
-
 /// Rows of pixels, two of which make one row of results.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Squares {
@@ -107,58 +104,52 @@ impl<T: Real, const ADD: bool> Kernel for HandBack<'_, T, ADD> {
         let pairs = pixels.zip(self.dst.chunks_exact_mut(2 * self.width));
         for ((y, g), (x, dst)) in results.zip(pairs) {
             let (upper, lower) = x.split_at(self.width);
-            let (upper, lower) = (upper.as_chunks::<2>().0, lower.as_chunks::<2>().0);
             let (above, below) = dst.split_at_mut(self.width);
-            let (above_row, below_row) =
-                (above.as_chunks_mut::<2>().0, below.as_chunks_mut::<2>().0);
-            let (y, y_rest) = y.as_chunks::<LANES>();
-            let (g, g_rest) = g.as_chunks::<LANES>();
-            for (block, (y, g)) in y.iter().zip(g).enumerate() {
-                let here = block * LANES..(block + 1) * LANES;
-                let from = [&upper[here.clone()], &lower[here.clone()]];
-                let [above, below] = shares::<T, LANES>(from, y, g);
-                give::<T, ADD>(&mut above_row[here.clone()], &above);
-                give::<T, ADD>(&mut below_row[here], &below);
-            }
-            let done = y.len() * LANES;
-            for (column, (&y, &g)) in y_rest.iter().zip(g_rest).enumerate() {
-                let here = done + column..done + column + 1;
-                let from = [&upper[here.clone()], &lower[here.clone()]];
-                let [above, below] = shares::<T, 1>(from, &[y], &[g]);
-                give::<T, ADD>(&mut above_row[here.clone()], &above);
-                give::<T, ADD>(&mut below_row[here], &below);
-            }
+            let squares = Rows {
+                from: [upper.as_chunks().0, lower.as_chunks().0],
+                to: [above.as_chunks_mut().0, below.as_chunks_mut().0],
+            };
+            squares.share::<ADD>(y, g);
         }
     }
 }
 
-/// What the two rows of some squares get of the gradients of their results.
-#[inline(always)]
-fn shares<T: Real, const N: usize>(
-    [upper, lower]: [&[[T; 2]]; 2],
-    y: &[T; N],
-    g: &[T; N],
-) -> [[[T; 2]; N]; 2] {
-    let (upper, lower) = (&upper[..N], &lower[..N]);
-    let mut shares = [[[T::ZERO; 2]; N]; 2];
-    for i in 0..N {
-        let is_it = |x: T| (x == y[i]) | (is_nan(x) & is_nan(y[i]));
-        let [a, b, c, d] = [upper[i][0], upper[i][1], lower[i][0], lower[i][1]].map(is_it);
-        let share = |is_it: bool| if is_it { g[i] } else { T::ZERO };
-        shares[0][i] = [share(a), share(b & !a)];
-        shares[1][i] = [share(c & !(a | b)), share(d & !(a | b | c))];
-    }
-    shares
+/// Two rows of pixels as pairs, and what they get.
+struct Rows<'a, T> {
+    from: [&'a [[T; 2]]; 2],
+    to: [&'a mut [[T; 2]]; 2],
 }
 
-#[inline(always)]
-fn give<T: Real, const ADD: bool>(dst: &mut [[T; 2]], shares: &[[T; 2]]) {
-    for (dst, share) in dst.iter_mut().zip(shares) {
-        if ADD {
-            dst[0] += share[0];
-            dst[1] += share[1];
-        } else {
-            *dst = *share;
+impl<T: Real> Rows<'_, T> {
+    /// What a pixel takes of a result's gradient the later ones no longer find. One loop over the whole row, whose vectors are
+    /// the compiler's choice: blocks of a fixed length become shuffles of single elements.
+    #[inline(always)]
+    fn share<const ADD: bool>(self, y: &[T], g: &[T]) {
+        let count = y.len();
+        // Cut to one length here, so that the loop below needs no checks.
+        let g = &g[..count];
+        let [upper, lower] = self.from.map(|row| &row[..count]);
+        let [above, below] = self.to.map(|row| &mut row[..count]);
+        for i in 0..count {
+            let y = y[i];
+            let take = |x: T, left: &mut T| {
+                let is_it = (x == y) | (is_nan(x) & is_nan(y));
+                let taken = if is_it { *left } else { T::ZERO };
+                *left = if is_it { T::ZERO } else { *left };
+                taken
+            };
+            let mut left = g[i];
+            let a = take(upper[i][0], &mut left);
+            let b = take(upper[i][1], &mut left);
+            let c = take(lower[i][0], &mut left);
+            let d = take(lower[i][1], &mut left);
+            if ADD {
+                above[i] = [above[i][0] + a, above[i][1] + b];
+                below[i] = [below[i][0] + c, below[i][1] + d];
+            } else {
+                above[i] = [a, b];
+                below[i] = [c, d];
+            }
         }
     }
 }

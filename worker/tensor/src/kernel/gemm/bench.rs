@@ -128,7 +128,7 @@ fn peak() -> f64 {
     for _ in 0..50 {
         let start = now();
         for _ in 0..500 {
-            let tile = element::Tile {
+            let tile = tile::Tile {
                 depth,
                 a: a.as_ptr(),
                 a_stride: None,
@@ -139,6 +139,7 @@ fn peak() -> f64 {
                 rows: kernels.rows,
                 columns: kernels.columns,
                 mode: Write::Set,
+                finish: tile::Finish::NONE,
             };
             // SAFETY: operands and result have the sizes that the tile says.
             unsafe { (kernels.tile)(&tile) };

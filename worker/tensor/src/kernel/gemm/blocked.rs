@@ -10,11 +10,12 @@ use std::ops::Range;
 
 use super::{
     Epilogue,
-    element::{Kernels, Tile},
+    element::Kernels,
     out::Out,
     pack::PackSource,
     plan::{Blocks, Order, chunks, shares},
     scratch::{Part, Scratch},
+    tile::{Finish, Tile},
 };
 use crate::{
     kernel::{Write, isa::Isa, threads::Threads},
@@ -193,7 +194,11 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
         let is_last = index + 1 == self.blocks.depths;
         let mode = if index == 0 { self.task.mode } else { Write::Add };
         let (a, a_stride) = self.panel_a(i, rows.clone(), index);
-        let call = Tile {
+        let finish = match is_last {
+            true => self.task.epilogue.of_tile(&rows, &columns),
+            false => Finish::NONE,
+        };
+        let mut call = Tile {
             depth: self.blocks.depth(index).len(),
             a,
             a_stride,
@@ -204,31 +209,22 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
             rows: rows.len(),
             columns: columns.len(),
             mode,
+            finish,
         };
         if self.out.is_run(columns.clone()) {
             // SAFETY: `a` is a packed panel; `b` is a packed panel of the kernel's width, or a checked part of
             // the source of full width; rows and columns lie in this share of the result, each row in one
-            // run, and it is this thread's alone (`run_share`); they are no more than the kernel's.
+            // run, and it is this thread's alone (`run_share`); they are no more than the kernel's; a bias is
+            // these rows' or columns'.
             unsafe { (self.kernels.tile)(&call) };
-            if is_last && !self.task.epilogue.is_none() {
-                // SAFETY: this thread's share, and the kernel is done.
-                let pieces = unsafe { self.out.pieces(rows, columns) };
-                self.task.epilogue.finish(self.task.isa, pieces);
-            }
             return;
         }
-        self.tile_apart(call, rows, columns, is_last);
+        self.tile_apart(&mut call, rows, columns);
     }
 
     /// A tile whose columns do not lie side by side: by way of a buffer.
     #[inline(never)]
-    fn tile_apart(
-        &self,
-        mut call: Tile<T>,
-        rows: Range<usize>,
-        columns: Range<usize>,
-        is_last: bool,
-    ) {
+    fn tile_apart(&self, call: &mut Tile<T>, rows: Range<usize>, columns: Range<usize>) {
         let mut buffer = [T::ZERO; TILE];
         let buffer = &mut buffer[..rows.len() * columns.len()];
         call.c = buffer.as_mut_ptr();
@@ -238,12 +234,7 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
             unsafe { self.out.load(rows.clone(), columns.clone(), buffer) };
         }
         // SAFETY: as in `tile`, but for the result, which is the buffer.
-        unsafe { (self.kernels.tile)(&call) };
-        if is_last {
-            let pieces = buffer.chunks_exact_mut(columns.len()).zip(rows.clone());
-            let pieces = pieces.map(|(piece, row)| (row, columns.start, piece));
-            self.task.epilogue.finish(self.task.isa, pieces);
-        }
+        unsafe { (self.kernels.tile)(call) };
         // SAFETY: this thread's share.
         unsafe { self.out.store(rows, columns, buffer) };
     }

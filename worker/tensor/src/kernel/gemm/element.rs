@@ -1,7 +1,10 @@
 //! The innermost loops for each kind of float and instruction set.
 #![expect(unsafe_code, reason = "tiles are read and written by pointer; the loops around check")]
 
-use super::gather::{self, Gather};
+use super::{
+    gather::{self, Gather},
+    tile::{self, Tile},
+};
 use crate::kernel::{
     Write,
     isa::{Isa, Kernel, vectorized_on},
@@ -27,30 +30,6 @@ pub struct Kernels<T: 'static> {
     pub(crate) dots_of: [[usize; 2]; 2],
     pub(crate) dots: unsafe fn(&Dots<T>),
     pub(crate) gather: unsafe fn(&Gather<'_, T>),
-}
-
-/// One tile of C: the sum over `depth` of a column of A times a row of B.
-///
-/// # Safety
-/// For whoever calls a kernel with it: `a` holds `depth * rows` elements, or `depth` at each of `rows` strides, `b` holds `columns` (or, where
-/// the step is not 0 or `depth` is 1, up to the kernel's width) elements at each of `depth` steps, `c` may
-/// be read and written at `rows` steps of `columns` elements, and by nobody else meanwhile.
-#[derive(Debug)]
-pub(crate) struct Tile<T> {
-    pub(crate) depth: usize,
-    /// Element (i, k) at `k * rows + i`, or at `i * stride + k` where a stride is given.
-    pub(crate) a: *const T,
-    pub(crate) a_stride: Option<usize>,
-    /// Element (k, j) at `k * b_step + j`, for all j below the kernel's width.
-    pub(crate) b: *const T,
-    pub(crate) b_step: usize,
-    pub(crate) c: *mut T,
-    pub(crate) c_step: usize,
-    /// 1 to the kernel's height.
-    pub(crate) rows: usize,
-    /// 1 to the kernel's width.
-    pub(crate) columns: usize,
-    pub(crate) mode: Write,
 }
 
 /// Copies `lanes` vectors of `depth` elements so that element k of lane l is at `k * width + l`.
@@ -122,16 +101,19 @@ impl Element for f64 {
 
 /// What the portable loops need.
 pub(super) trait Plain:
-    Element + Default + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self>
+    Element + Default + PartialOrd + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self>
 {
 }
-impl<T: Element + Default + std::ops::Add<Output = T> + std::ops::Mul<Output = T>> Plain for T {}
+impl<T> Plain for T where
+    T: Element + Default + PartialOrd + std::ops::Add<Output = T> + std::ops::Mul<Output = T>
+{
+}
 
 fn portable<T: Plain, const ROWS: usize, const COLUMNS: usize>() -> Kernels<T> {
     Kernels {
         rows: ROWS,
         columns: COLUMNS,
-        tile: tile::<T, ROWS, COLUMNS>,
+        tile: tile::portable::<T, ROWS, COLUMNS>,
         transpose,
         dots_of: [[4, 1]; 2],
         dots,
@@ -140,49 +122,6 @@ fn portable<T: Plain, const ROWS: usize, const COLUMNS: usize>() -> Kernels<T> {
 }
 
 struct Run<'a, C>(&'a C);
-
-/// Plain products and sums, two roundings: the same bits on every machine.
-///
-/// # Safety
-/// See [`Tile`].
-unsafe fn tile<T: Plain, const ROWS: usize, const COLUMNS: usize>(tile: &Tile<T>) {
-    // On the best instruction set: the bits are the same on all.
-    vectorized_on(Isa::Avx512, PlainTile::<T, ROWS, COLUMNS>(tile));
-}
-
-struct PlainTile<'a, T, const ROWS: usize, const COLUMNS: usize>(&'a Tile<T>);
-
-impl<T: Plain, const ROWS: usize, const COLUMNS: usize> Kernel for PlainTile<'_, T, ROWS, COLUMNS> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let tile = self.0;
-        let mut sums = [[T::default(); COLUMNS]; ROWS];
-        for k in 0..tile.depth {
-            // SAFETY: `b` holds COLUMNS elements at each step, `a` holds `rows`.
-            let b = unsafe { tile.b.add(k * tile.b_step).cast::<[T; COLUMNS]>().read_unaligned() };
-            for (i, sums) in sums.iter_mut().enumerate().take(tile.rows) {
-                // SAFETY: as above.
-                let a = unsafe {
-                    match tile.a_stride {
-                        None => *tile.a.add(k * tile.rows + i),
-                        Some(stride) => *tile.a.add(i * stride + k),
-                    }
-                };
-                for (sum, b) in sums.iter_mut().zip(b) {
-                    *sum = *sum + a * b;
-                }
-            }
-        }
-        for (i, sums) in sums.iter().enumerate().take(tile.rows) {
-            for (j, &sum) in sums.iter().enumerate().take(tile.columns) {
-                // SAFETY: `c` may be written at `rows` steps of `columns` elements.
-                unsafe { put(tile.c.add(i * tile.c_step + j), sum, tile.mode) };
-            }
-        }
-    }
-}
 
 /// # Safety
 /// `to` may be read and written.

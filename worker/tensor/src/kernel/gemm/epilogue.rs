@@ -1,5 +1,8 @@
 //! What is done to a product's result while it is still in the cache: bias, then activation.
 
+use std::ops::Range;
+
+use super::tile::{Finish, TileBias};
 use crate::{
     kernel::isa::{Isa, Kernel, vectorized_on},
     real::Real,
@@ -32,7 +35,7 @@ pub(crate) struct Epilogue<'a, T> {
 impl<T: Real> Epilogue<'_, T> {
     pub(crate) const NONE: Self = Self { bias: Bias::None, activation: Activation::Identity };
 
-    pub(super) fn is_none(&self) -> bool {
+    fn is_none(&self) -> bool {
         matches!(self.bias, Bias::None) && matches!(self.activation, Activation::Identity)
     }
 
@@ -45,6 +48,16 @@ impl<T: Real> Epilogue<'_, T> {
             Bias::PerRow(bias) => (bias.len(), rows),
         };
         assert!(given == needed, "bias of {given} elements for {needed}");
+    }
+
+    /// What belongs to a tile of these rows and columns.
+    pub(super) fn of_tile(&self, rows: &Range<usize>, columns: &Range<usize>) -> Finish<T> {
+        let bias = match self.bias {
+            Bias::None => TileBias::None,
+            Bias::PerColumn(bias) => TileBias::PerColumn(bias[columns.clone()].as_ptr()),
+            Bias::PerRow(bias) => TileBias::PerRow(bias[rows.clone()].as_ptr()),
+        };
+        Finish { bias, activation: self.activation }
     }
 
     /// Finishes a piece of row `row` that begins at `column`.
@@ -82,17 +95,17 @@ impl<T: Real> Epilogue<'_, T> {
         T: 'p,
     {
         if !self.is_none() {
-            vectorized_on(isa, Finish { epilogue: self, pieces });
+            vectorized_on(isa, Pieces { epilogue: self, pieces });
         }
     }
 }
 
-struct Finish<'e, T, P> {
+struct Pieces<'e, T, P> {
     epilogue: &'e Epilogue<'e, T>,
     pieces: P,
 }
 
-impl<'p, T: Real, P: Iterator<Item = (usize, usize, &'p mut [T])>> Kernel for Finish<'_, T, P> {
+impl<'p, T: Real, P: Iterator<Item = (usize, usize, &'p mut [T])>> Kernel for Pieces<'_, T, P> {
     type Output = ();
 
     #[inline(always)]

@@ -22,6 +22,7 @@ pub(crate) mod out;
 pub(crate) mod pack;
 pub(crate) mod plan;
 pub(crate) mod scratch;
+pub(crate) mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::element::Kernels;
+use crate::kernel::cache::second_level;
 
 /// The longest run of the summed axis that is added up in registers: results depend on it.
 const MAX_DEPTH: usize = 512;
@@ -11,8 +12,6 @@ const MAX_DEPTH: usize = 512;
 const A_BLOCK: usize = 128 * 1024;
 /// Elements of B that are packed at a time, where they are read more than once: for the third level.
 const B_BLOCK: usize = 512 * 1024;
-/// B of no more elements than this stays in the second-level cache: then C is written row by row.
-const NEAR_B: usize = 128 * 1024;
 /// With no more row panels than this the panels of B are read where they lie, if they can be: packing would cost
 /// more than it saves.
 const DIRECT_PANELS: usize = 6;
@@ -20,6 +19,11 @@ const DIRECT_PANELS: usize = 6;
 const DIRECT_COLUMNS: usize = 4;
 /// C that is added to once more for each block of the depth should stay in the second-level cache meanwhile.
 const C_BLOCK: usize = 128 * 1024;
+
+/// B of no more elements than this stays in the second-level cache, taking half of it: then C is written row by row.
+fn near_b<T>() -> usize {
+    second_level() / 2 / size_of::<T>()
+}
 
 /// How many blocks a summed axis has, and their length (the last may be shorter).
 fn depth_blocks_of(depth: usize) -> (usize, usize) {
@@ -79,7 +83,7 @@ impl Blocks {
         let rows_per_block = per_block(A_BLOCK, depth_len, height, rows.len());
         let is_short = rows.len() <= DIRECT_PANELS * height;
         let is_narrow = columns.len() <= DIRECT_COLUMNS * width;
-        let order = if columns.len() * depth_len <= NEAR_B && !is_short {
+        let order = if columns.len() * depth_len <= near_b::<T>() && !is_short {
             Order::RowByRow
         } else if rows.len() <= rows_per_block {
             Order::PanelByPanel

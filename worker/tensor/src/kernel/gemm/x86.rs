@@ -4,6 +4,7 @@
 
 mod avx2;
 mod avx512;
+mod avx512_transpose;
 mod gather;
 mod lanes;
 

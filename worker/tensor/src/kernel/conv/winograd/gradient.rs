@@ -14,10 +14,11 @@ use crate::{
         },
         gemm::{
             MatrixMut, Scratch,
-            element::{Kernels, Tile},
+            element::Kernels,
             out::Out,
             plan::chunks,
             scratch::Part,
+            tile::{Finish, Tile},
         },
         isa::{Isa, vectorized_on},
         threads::Threads,
@@ -166,8 +167,12 @@ impl<T: Real> Share<'_, T> {
         point_stride: usize,
     ) {
         let width = RESULTS * WEIGHT_LANES;
+        // Whole vectors where there are channels enough: what is in lanes beyond the rows reaches no result.
+        let first = self.results.first + channels.start;
+        let is_room = first + WEIGHT_LANES <= self.results.all;
+        let lanes = if is_room { WEIGHT_LANES } else { channels.len() };
         for tap in 0..RESULTS {
-            let place = (tap * WEIGHT_LANES, channels.len());
+            let place = (tap * WEIGHT_LANES, lanes);
             let from = (self.results.taps.get(tap), channels.start);
             self.results.pack_tap(&mut *gathered, width, tiles.clone(), place, from);
         }
@@ -200,6 +205,7 @@ impl<T: Real> Share<'_, T> {
                 rows: rows.len(),
                 columns: lanes.len(),
                 mode: if tiles.start == 0 { Write::Set } else { Write::Add },
+                finish: Finish::NONE,
             };
             // SAFETY: `a` is a packed panel of this depth and `rows`; `b` holds the kernel's width at `depth` steps;
             // `c` begins at these rows and lanes of the sum, which are this share's alone; rows and columns

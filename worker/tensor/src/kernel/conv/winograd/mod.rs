@@ -25,11 +25,12 @@ use crate::{
         Write,
         gemm::{
             Scratch,
-            element::{Kernels, Tile},
+            element::Kernels,
             out::Out,
             pack::{PackSource as _, Strided},
             plan::{chunks, depth_blocks},
             scratch::Part,
+            tile::{Finish, Tile},
         },
         isa::{Isa, vectorized_on},
         threads::Threads,
@@ -214,6 +215,7 @@ impl<T: Real> Share<'_, T> {
                     rows,
                     columns: width,
                     mode: if index == 0 { Write::Set } else { Write::Add },
+                    finish: Finish::NONE,
                 };
                 // SAFETY: `a` is a packed panel of this depth and `rows`; `b` and `c` hold the kernel's width at
                 // `depth` and at `rows` steps; `rows` are no more than the kernel's.

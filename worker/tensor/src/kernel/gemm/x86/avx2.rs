@@ -1,10 +1,11 @@
 //! AVX2 with FMA: tiles of 6 rows by two vectors of 8, which leaves 4 of the 16 registers for operands.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _mm256_add_ps, _mm256_broadcast_ss, _mm256_castpd_ps, _mm256_castps_pd,
-    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_maskload_ps, _mm256_maskstore_ps,
-    _mm256_permute2f128_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm256_unpackhi_pd,
-    _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
+    __m256, __m256i, _CMP_NLE_UQ, _mm256_add_ps, _mm256_and_ps, _mm256_broadcast_ss,
+    _mm256_castpd_ps, _mm256_castps_pd, _mm256_cmp_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_maskload_ps, _mm256_maskstore_ps, _mm256_permute2f128_ps,
+    _mm256_setzero_ps, _mm256_storeu_ps, _mm256_unpackhi_pd, _mm256_unpackhi_ps,
+    _mm256_unpacklo_pd, _mm256_unpacklo_ps,
 };
 
 use super::{
@@ -13,7 +14,11 @@ use super::{
 };
 use crate::kernel::{
     Write,
-    gemm::element::{self, Dots, Kernels, LANES, Tile, Transpose},
+    gemm::{
+        Activation,
+        element::{self, Dots, Kernels, LANES, Transpose},
+        tile::{Finish, Tile, TileBias},
+    },
 };
 
 const VECTOR: usize = 8;
@@ -72,21 +77,71 @@ unsafe fn tile_of<const ROWS: usize, const VECTORS: usize, const ALONG: bool>(ca
             a = a.wrapping_add(if ALONG { 1 } else { ROWS });
             b = b.wrapping_add(call.b_step);
         }
-        for (i, sums) in sums.into_iter().enumerate() {
-            for (v, mut sum) in sums.into_iter().enumerate() {
-                let c = call.c.add(i * call.c_step + v * VECTOR);
-                let columns = call.columns - v * VECTOR;
-                if VECTOR <= columns {
-                    if call.mode == Write::Add {
-                        sum = _mm256_add_ps(_mm256_loadu_ps(c), sum);
-                    }
-                    _mm256_storeu_ps(c, sum);
+        // By reference, see `avx512`.
+        let at = |i: usize, v: usize| call.c.wrapping_add(i * call.c_step + v * VECTOR);
+        let masks: [__m256i; VECTORS] =
+            std::array::from_fn(|v| first(call.columns.saturating_sub(v * VECTOR)));
+        if call.mode == Write::Add {
+            for (i, sums) in sums.iter_mut().enumerate() {
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    *sum = _mm256_add_ps(_mm256_maskload_ps(at(i, v), masks[v]), *sum);
+                }
+            }
+        }
+        finish(&mut sums, &call.finish, masks);
+        let is_whole = call.columns == VECTORS * VECTOR;
+        for (i, sums) in sums.iter().enumerate() {
+            for (v, &sum) in sums.iter().enumerate() {
+                if is_whole {
+                    _mm256_storeu_ps(at(i, v), sum);
                 } else {
-                    let mask = first(columns);
-                    if call.mode == Write::Add {
-                        sum = _mm256_add_ps(_mm256_maskload_ps(c, mask), sum);
+                    _mm256_maskstore_ps(at(i, v), masks[v], sum);
+                }
+            }
+        }
+    }
+}
+
+/// Bias and activation, as `avx512` does it.
+///
+/// # Safety
+/// See [`Finish`]; needs AVX2.
+#[inline(always)]
+unsafe fn finish<const ROWS: usize, const VECTORS: usize>(
+    sums: &mut [[__m256; VECTORS]; ROWS],
+    finish: &Finish<f32>,
+    masks: [__m256i; VECTORS],
+) {
+    // SAFETY: biases are masked to the columns, or there is one for each row.
+    unsafe {
+        match finish.bias {
+            TileBias::None => {}
+            TileBias::PerColumn(bias) => {
+                let mut row = [_mm256_setzero_ps(); VECTORS];
+                for (v, vector) in row.iter_mut().enumerate() {
+                    *vector = _mm256_maskload_ps(bias.wrapping_add(v * VECTOR), masks[v]);
+                }
+                for sums in sums.iter_mut() {
+                    for (sum, &bias) in sums.iter_mut().zip(&row) {
+                        *sum = _mm256_add_ps(*sum, bias);
                     }
-                    _mm256_maskstore_ps(c, mask, sum);
+                }
+            }
+            TileBias::PerRow(bias) => {
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    let bias = _mm256_broadcast_ss(&*bias.add(i));
+                    for sum in sums.iter_mut() {
+                        *sum = _mm256_add_ps(*sum, bias);
+                    }
+                }
+            }
+        }
+        if finish.activation == Activation::Relu {
+            for sums in sums.iter_mut() {
+                for sum in sums.iter_mut() {
+                    // What is not at most 0 stays: NaN, too.
+                    let mask = _mm256_cmp_ps::<_CMP_NLE_UQ>(*sum, _mm256_setzero_ps());
+                    *sum = _mm256_and_ps(mask, *sum);
                 }
             }
         }

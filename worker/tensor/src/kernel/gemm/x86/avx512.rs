@@ -1,30 +1,38 @@
 //! AVX-512: tiles of 14 rows by two vectors of 16, which leaves 4 of the 32 registers for operands.
 
 use std::arch::x86_64::{
-    __m512, __mmask16, _MM_HINT_T0, _mm_prefetch, _mm256_castsi256_ps, _mm512_add_ps,
-    _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512, _mm512_castps512_ps256,
-    _mm512_extracti64x4_epi64, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps,
-    _mm512_maskz_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4,
-    _mm512_storeu_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd,
-    _mm512_unpacklo_ps,
+    __m512, __mmask16, _CMP_NLE_UQ, _MM_HINT_T0, _mm_prefetch, _mm256_castsi256_ps, _mm512_add_ps,
+    _mm512_castps_si512, _mm512_castps512_ps256, _mm512_cmp_ps_mask, _mm512_extracti64x4_epi64,
+    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
+    _mm512_maskz_mov_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
 };
 
 use super::{
-    gather,
+    avx512_transpose, gather,
     lanes::{add_up, store},
 };
 use crate::kernel::{
     Write,
-    gemm::element::{Dots, Kernels, LANES, Tile, Transpose},
+    gemm::{
+        Activation,
+        element::{Dots, Kernels, LANES},
+        tile::{Finish, Tile, TileBias},
+    },
 };
 
-const VECTOR: usize = 16;
+pub(super) const VECTOR: usize = 16;
+
+/// How far ahead of the sums rows of B are fetched: they come from the second-level cache, where panels of a transform have
+/// theirs 2 KiB apart, too far for the processor to see the pattern.
+const B_ROWS_AHEAD: usize = 8;
+/// The same of a packed A, elements: as many steps ahead as two times B.
+const A_AHEAD: usize = 224;
 
 pub(in crate::kernel::gemm) const KERNELS: Kernels<f32> = Kernels {
     rows: 14,
     columns: 2 * VECTOR,
     tile,
-    transpose,
+    transpose: avx512_transpose::transpose,
     dots_of: [[12, 2], [8, 3]],
     dots,
     gather: gather::avx512,
@@ -66,10 +74,17 @@ unsafe fn tile_of<const ROWS: usize, const VECTORS: usize, const ALONG: bool>(ca
         let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
         let (mut a, mut b) = (call.a, call.b);
         let stride = call.a_stride.unwrap_or(1);
+        let b_ahead = B_ROWS_AHEAD * call.b_step;
         for _ in 0..call.depth {
             let mut row = [_mm512_setzero_ps(); VECTORS];
             for (v, vector) in row.iter_mut().enumerate() {
                 *vector = _mm512_loadu_ps(b.add(v * VECTOR));
+            }
+            for v in 0..VECTORS {
+                _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(b_ahead + v * VECTOR).cast());
+            }
+            if !ALONG {
+                _mm_prefetch::<_MM_HINT_T0>(a.wrapping_add(A_AHEAD).cast());
             }
             for (i, sums) in sums.iter_mut().enumerate() {
                 let each = _mm512_set1_ps(*a.add(if ALONG { i * stride } else { i }));
@@ -80,130 +95,81 @@ unsafe fn tile_of<const ROWS: usize, const VECTORS: usize, const ALONG: bool>(ca
             a = a.wrapping_add(if ALONG { 1 } else { ROWS });
             b = b.wrapping_add(call.b_step);
         }
+        // Rows by reference here and below: an iterator that owns them may move them over the stack.
+        let at = |i: usize, v: usize| call.c.wrapping_add(i * call.c_step + v * VECTOR);
         let masks: [__mmask16; VECTORS] =
             std::array::from_fn(|v| first(call.columns.saturating_sub(v * VECTOR)));
-        for (i, sums) in sums.into_iter().enumerate() {
-            for (v, mut sum) in sums.into_iter().enumerate() {
-                let c = call.c.add(i * call.c_step + v * VECTOR);
-                if call.mode == Write::Add {
-                    sum = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[v], c), sum);
+        if call.mode == Write::Add {
+            for (i, sums) in sums.iter_mut().enumerate() {
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    *sum = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[v], at(i, v)), *sum);
                 }
-                _mm512_mask_storeu_ps(c, masks[v], sum);
+            }
+        }
+        finish(&mut sums, &call.finish, masks);
+        let is_whole = call.columns == VECTORS * VECTOR;
+        for (i, sums) in sums.iter().enumerate() {
+            for (v, &sum) in sums.iter().enumerate() {
+                if is_whole {
+                    _mm512_storeu_ps(at(i, v), sum);
+                } else {
+                    _mm512_mask_storeu_ps(at(i, v), masks[v], sum);
+                }
+            }
+        }
+    }
+}
+
+/// Bias and activation, row by row in registers.
+///
+/// # Safety
+/// See [`Finish`]; needs AVX-512 F. Inlined always, so that the sums never leave their registers: which is why it has no
+/// instruction set of its own.
+#[inline(always)]
+unsafe fn finish<const ROWS: usize, const VECTORS: usize>(
+    sums: &mut [[__m512; VECTORS]; ROWS],
+    finish: &Finish<f32>,
+    masks: [__mmask16; VECTORS],
+) {
+    // SAFETY: biases are masked to the columns, or there is one for each row.
+    unsafe {
+        match finish.bias {
+            TileBias::None => {}
+            TileBias::PerColumn(bias) => {
+                let mut row = [_mm512_setzero_ps(); VECTORS];
+                for (v, vector) in row.iter_mut().enumerate() {
+                    *vector = _mm512_maskz_loadu_ps(masks[v], bias.wrapping_add(v * VECTOR));
+                }
+                for sums in sums.iter_mut() {
+                    for (sum, &bias) in sums.iter_mut().zip(&row) {
+                        *sum = _mm512_add_ps(*sum, bias);
+                    }
+                }
+            }
+            TileBias::PerRow(bias) => {
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    let bias = _mm512_set1_ps(*bias.add(i));
+                    for sum in sums.iter_mut() {
+                        *sum = _mm512_add_ps(*sum, bias);
+                    }
+                }
+            }
+        }
+        if finish.activation == Activation::Relu {
+            for sums in sums.iter_mut() {
+                for sum in sums.iter_mut() {
+                    // What is not at most 0 stays: NaN, too.
+                    let mask = _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(*sum, _mm512_setzero_ps());
+                    *sum = _mm512_maskz_mov_ps(mask, *sum);
+                }
             }
         }
     }
 }
 
 /// A mask of the first `count` of a vector, or of all.
-fn first(count: usize) -> __mmask16 {
+pub(super) fn first(count: usize) -> __mmask16 {
     if VECTOR <= count { !0 } else { (1 << count) - 1 }
-}
-
-/// # Safety
-/// See [`Transpose`]; needs AVX-512 F and VL.
-unsafe fn transpose(call: &Transpose<f32>) {
-    for lane in (0..call.lanes).step_by(VECTOR) {
-        // SAFETY: these lanes are among the call's.
-        unsafe { transpose_lanes(call, lane) };
-    }
-}
-
-/// Up to 16 lanes from `lane` on, by blocks of 16 x 16. Missing lanes are read as the last one.
-///
-/// # Safety
-/// See [`Transpose`].
-#[target_feature(enable = "avx512f,avx512vl")]
-unsafe fn transpose_lanes(call: &Transpose<f32>, lane: usize) {
-    let lanes = (call.lanes - lane).min(VECTOR);
-    let from: [*const f32; VECTOR] = std::array::from_fn(|l| {
-        call.from.wrapping_add((lane + l.min(lanes - 1)) * call.lane_stride)
-    });
-    let whole = call.depth - call.depth % VECTOR;
-    for k in (0..whole).step_by(VECTOR) {
-        let mut block = [_mm512_setzero_ps(); VECTOR];
-        for (vector, from) in block.iter_mut().zip(from) {
-            // SAFETY: a whole vector of each lane is there.
-            *vector = unsafe { _mm512_loadu_ps(from.add(k)) };
-        }
-        let block = transposed(block);
-        // A whole vector reaches into the next row of a narrow panel, which is written next.
-        let last = (k + VECTOR - 1) * call.width + lane;
-        let is_room = last + VECTOR <= call.depth * call.width;
-        if is_room && (lane == 0 || lane + VECTOR <= call.width) {
-            for (i, vector) in block.into_iter().enumerate() {
-                // SAFETY: rows of the panel, in bounds by the condition.
-                unsafe { _mm512_storeu_ps(call.to.add((k + i) * call.width + lane), vector) };
-            }
-        } else {
-            // SAFETY: these rows of the panel.
-            unsafe { store_rows(call, block, k, VECTOR, lane, lanes) };
-        }
-    }
-    let rest = call.depth - whole;
-    if 0 < rest {
-        let mask = first(rest);
-        let mut block = [_mm512_setzero_ps(); VECTOR];
-        for (vector, from) in block.iter_mut().zip(from) {
-            // SAFETY: masked to what is left of each lane.
-            *vector = unsafe { _mm512_maskz_loadu_ps(mask, from.add(whole)) };
-        }
-        let block = transposed(block);
-        // SAFETY: these rows of the panel.
-        unsafe { store_rows(call, block, whole, rest, lane, lanes) };
-    }
-}
-
-/// Writes the first `count` vectors to rows of the panel from `k` on, masked to the lanes.
-///
-/// # Safety
-/// The rows and lanes are the panel's.
-#[target_feature(enable = "avx512f,avx512vl")]
-unsafe fn store_rows(
-    call: &Transpose<f32>,
-    block: [__m512; VECTOR],
-    k: usize,
-    count: usize,
-    lane: usize,
-    lanes: usize,
-) {
-    for (i, vector) in block.into_iter().enumerate().take(count) {
-        let to = call.to.wrapping_add((k + i) * call.width + lane);
-        // SAFETY: masked to the lanes.
-        unsafe { _mm512_mask_storeu_ps(to, first(lanes), vector) };
-    }
-}
-
-/// Row i of the answer is column i of the rows given.
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn transposed(rows: [__m512; VECTOR]) -> [__m512; VECTOR] {
-    let mut t = rows;
-    // Pairs of floats, then of pairs, within quarters of the vectors.
-    for i in (0..VECTOR).step_by(2) {
-        t[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-        t[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
-    }
-    let mut u = t;
-    for i in (0..VECTOR).step_by(4) {
-        let [a, b, c, d] =
-            [t[i], t[i + 1], t[i + 2], t[i + 3]].map(|vector| _mm512_castps_pd(vector));
-        u[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
-        u[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
-        u[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
-        u[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
-    }
-    // Quarter q of u[4 g + c] holds rows 4 g .. 4 g + 4 of column 4 q + c: transpose the quarters.
-    for c in 0..4 {
-        let low = _mm512_shuffle_f32x4::<0b10_00_10_00>(u[c], u[4 + c]);
-        let low_odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(u[c], u[4 + c]);
-        let high = _mm512_shuffle_f32x4::<0b10_00_10_00>(u[8 + c], u[12 + c]);
-        let high_odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(u[8 + c], u[12 + c]);
-        t[c] = _mm512_shuffle_f32x4::<0b10_00_10_00>(low, high);
-        t[8 + c] = _mm512_shuffle_f32x4::<0b11_01_11_01>(low, high);
-        t[4 + c] = _mm512_shuffle_f32x4::<0b10_00_10_00>(low_odd, high_odd);
-        t[12 + c] = _mm512_shuffle_f32x4::<0b11_01_11_01>(low_odd, high_odd);
-    }
-    t
 }
 
 /// # Safety

@@ -47,12 +47,23 @@ pub(super) unsafe fn avx512(call: &Gather<'_, f32>) {
             }
         }
         let parts = &parts[..count];
+        // Of known number, their masks stay in registers.
         // SAFETY: passed on.
         unsafe {
-            if call.lane_step == 1 {
-                avx512_vector(call, first, parts);
-            } else {
-                avx512_evens(call, first, parts);
+            match (call.lane_step, parts) {
+                (1, &[a]) => avx512_vector(call, first, [a]),
+                (1, &[a, b]) => avx512_vector(call, first, [a, b]),
+                (1, &[a, b, c]) => avx512_vector(call, first, [a, b, c]),
+                (1, parts) => avx512_vector(call, first, parts),
+                (_, &[a]) => avx512_evens(call, first, [evens(a)]),
+                (_, &[a, b]) => avx512_evens(call, first, [evens(a), evens(b)]),
+                (_, parts) => {
+                    let mut masked = [evens((0, 0)); 16];
+                    for (masked, &part) in masked.iter_mut().zip(parts) {
+                        *masked = evens(part);
+                    }
+                    avx512_evens(call, first, &masked[..parts.len().min(16)]);
+                }
             }
         }
     }
@@ -61,11 +72,15 @@ pub(super) unsafe fn avx512(call: &Gather<'_, f32>) {
 /// # Safety
 /// See [`Gather`].
 #[target_feature(enable = "avx512f")]
-unsafe fn avx512_vector(call: &Gather<'_, f32>, first: usize, parts: &[(__mmask16, isize)]) {
+unsafe fn avx512_vector(
+    call: &Gather<'_, f32>,
+    first: usize,
+    parts: impl AsRef<[(__mmask16, isize)]>,
+) {
     let (mut from, mut to) = (call.from, call.to.wrapping_add(first));
     for _ in 0..call.rows {
         let mut vector = _mm512_setzero_ps();
-        for &(mask, at) in parts {
+        for &(mask, at) in parts.as_ref() {
             // SAFETY: masked to the lanes of the piece, which can be read.
             vector = unsafe { _mm512_mask_loadu_ps(vector, mask, from.wrapping_offset(at)) };
         }
@@ -76,21 +91,25 @@ unsafe fn avx512_vector(call: &Gather<'_, f32>, first: usize, parts: &[(__mmask1
     }
 }
 
+/// A piece whose lanes are every second element: the mask of its lanes, those of the elements in two vectors, and where they
+/// begin.
+type Evens = (__mmask16, __mmask16, __mmask16, isize);
+
+fn evens((mask, at): (__mmask16, isize)) -> Evens {
+    (mask, every_second(mask), every_second(mask >> 8), at)
+}
+
 /// The same where lanes are every second element: two vectors, whose even elements are put together.
 ///
 /// # Safety
 /// See [`Gather`].
 #[target_feature(enable = "avx512f")]
-unsafe fn avx512_evens(call: &Gather<'_, f32>, first: usize, parts: &[(__mmask16, isize)]) {
+unsafe fn avx512_evens(call: &Gather<'_, f32>, first: usize, parts: impl AsRef<[Evens]>) {
     let evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    let mut masked = [(0, 0, 0, 0); 16];
-    for (masked, &(mask, at)) in masked.iter_mut().zip(parts) {
-        *masked = (mask, every_second(mask), every_second(mask >> 8), at);
-    }
     let (mut from, mut to) = (call.from, call.to.wrapping_add(first));
     for _ in 0..call.rows {
         let mut vector = _mm512_setzero_ps();
-        for &(mask, low, high, at) in &masked[..parts.len().min(16)] {
+        for &(mask, low, high, at) in parts.as_ref() {
             // SAFETY: masked to the elements of the piece, which can be read.
             let (low, high) = unsafe {
                 (
