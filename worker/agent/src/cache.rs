@@ -1,7 +1,7 @@
 //! Files by digest, fetched once and kept, up to a limit; the least recently used go first.
 //!
 //! A file is in the folder if and only if it was verified: it is written elsewhere, hashed, made durable, and moved
-//! here. It is not hashed again when used. Users get a hard link, so that a file that is dropped while an attempt
+//! here. Whether it is hashed again when used is up to who uses it: a dataset is not, what a job begins with is. Users get a hard link, so that a file that is dropped while an attempt
 //! works on it stays whole for that attempt.
 
 use std::collections::HashMap;
@@ -13,6 +13,7 @@ use std::time::SystemTime;
 use camino::{Utf8Path, Utf8PathBuf};
 use lockstep_api::Digest;
 use lockstep_service::Clock;
+use sha2::{Digest as _, Sha256};
 use tempfile::NamedTempFile;
 
 use crate::files::{private_folder, remove_folder};
@@ -84,6 +85,27 @@ impl Cache {
             tracing::debug!(%path, %error, "cannot note when a cached file was used");
         }
         Ok(true)
+    }
+
+    /// [`Self::link`] of a file that still has this digest; one that disks or people have changed is dropped. Blocks.
+    pub(crate) fn link_verified(&self, digest: &Digest, target: &Utf8Path) -> io::Result<bool> {
+        if !self.link(digest, target)? {
+            return Ok(false);
+        }
+        let mut hash = Sha256::new();
+        io::copy(&mut File::open(target)?, &mut hash)?;
+        let found = Digest::from_sha256(hash.finalize().into());
+        if found == *digest {
+            return Ok(true);
+        }
+        tracing::warn!(%digest, %found, "a cached file has changed and is dropped");
+        std::fs::remove_file(target)?;
+        let mut index = self.lock();
+        index.remove(digest.hex());
+        match std::fs::remove_file(self.files.join(digest.hex())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(false),
+        }
     }
 
     /// A file to write fetched bytes to, for [`Self::insert`]. Blocks.
@@ -189,6 +211,24 @@ mod tests {
         assert!(!cache.link(&a, &folder.join("a2")).unwrap());
         assert!(cache.link(&c, &folder.join("c2")).unwrap());
         assert_eq!(std::fs::read(folder.join("a")).unwrap(), b"aaaa");
+    }
+
+    #[test]
+    fn a_file_that_has_changed_is_not_given_out_but_dropped() {
+        let (_keep, folder) = folder();
+        let cache = Cache::open(&folder.join("cache"), 100, Clock::system()).unwrap();
+        let digest = insert(&cache, b"weights");
+        assert!(cache.link_verified(&digest, &folder.join("a")).unwrap());
+        // In place, as a disk does it: the link is of the same file.
+        let path = folder.join("cache/files").join(digest.hex());
+        let writable = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, writable).unwrap();
+        std::fs::write(&path, b"weighty").unwrap();
+        assert!(!cache.link_verified(&digest, &folder.join("b")).unwrap());
+        assert!(!path.exists() && !folder.join("b").exists());
+        assert!(!cache.link(&digest, &folder.join("b")).unwrap());
+        insert(&cache, b"weights");
+        assert!(cache.link_verified(&digest, &folder.join("b")).unwrap());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! From the server into the cache, and from the cache to where an attempt wants it.
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -75,9 +75,19 @@ pub(crate) enum Source<'a> {
 }
 
 impl Fetcher<'_> {
-    /// Puts the file at `target`. `what` names it for people.
+    /// Puts the file at `target`, with the content that its digest says, now. `what` names it for people.
     pub(crate) async fn place(
         &self,
+        source: Source<'_>,
+        target: &Utf8Path,
+        what: &str,
+    ) -> Result<(), FetchError> {
+        self.place_by(Cache::link_verified, source, target, what).await
+    }
+
+    async fn place_by(
+        &self,
+        link: fn(&Cache, &Digest, &Utf8Path) -> io::Result<bool>,
         source: Source<'_>,
         target: &Utf8Path,
         what: &str,
@@ -88,7 +98,7 @@ impl Fetcher<'_> {
         };
         for _ in 0..ATTEMPTS {
             let (cache, to_link, to) = (self.cache.clone(), digest.clone(), target.to_owned());
-            let linked = self.folder.blocking(move || cache.link(&to_link, &to)).await;
+            let linked = self.folder.blocking(move || link(&cache, &to_link, &to)).await;
             if linked.map_err(|source| FetchError::Disk { what: what.to_owned(), source })? {
                 return Ok(());
             }
@@ -130,7 +140,8 @@ impl Fetcher<'_> {
             .map_err(disk)?;
         stream::iter(targets.into_iter().map(Ok))
             .try_for_each_concurrent(PARALLEL_FILES, |(digest, what, target)| async move {
-                self.place(Source::Digest(&digest), &target, &what).await
+                // There may be more than can be read again for every attempt.
+                self.place_by(Cache::link, Source::Digest(&digest), &target, &what).await
             })
             .await
     }

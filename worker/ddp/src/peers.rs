@@ -91,10 +91,18 @@ impl BatchPeers {
         for len in inner.sums.clone() {
             inner.sum(&mut vec![0.0; len]);
         }
-        inner.failed.clone().map_or(Ok(()), Err)
+        inner.meet()
     }
 
-    /// After forward, and after backward.
+    /// After a grain's backward pass. All ranks must have come as far: one whose grain made other sums is noticed here.
+    ///
+    /// # Errors
+    /// As [`BatchPeers::check`].
+    pub fn end_grain(&self) -> Result<(), GroupError> {
+        self.lock().meet()
+    }
+
+    /// After a forward pass.
     ///
     /// # Errors
     /// Why not all of the sums since the beginning are sums; nothing that rests on them may be used.
@@ -141,6 +149,16 @@ impl Inner {
         if self.failed.is_some() {
             values.fill(f64::NAN);
         }
+    }
+
+    fn meet(&mut self) -> Result<(), GroupError> {
+        if self.failed.is_none()
+            && let Some(Joined { group, .. }) = &mut self.joined
+            && let Err(error) = group.barrier()
+        {
+            self.failed = Some(error);
+        }
+        self.failed.clone().map_or(Ok(()), Err)
     }
 
     fn sum_piece(&mut self, piece: &mut [f64]) -> Result<(), GroupError> {

@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use lockstep_ddp::BatchPeers;
+use lockstep_api::FailureCode;
+use lockstep_ddp::{BatchPeers, GroupError};
 use lockstep_models::Mode;
 use lockstep_tensor::{Accumulate, GradBuffer, Peers};
 
@@ -39,10 +40,17 @@ impl Trainer {
         }
     }
 
-    /// After forward and after backward: what rests on sums that are none is not used.
+    /// After forward: what rests on sums that are none is not used.
     pub(crate) fn check_joint_grain(&self) -> Result<(), Failure> {
         let checked = self.batch_peers().map_or(Ok(()), |peers| peers.check());
-        checked.map_err(|error| Failure::of_group(&error))
+        checked.map_err(|error| other_norms(&error))
+    }
+
+    /// After backward.
+    pub(crate) fn end_joint_grain(&self) -> Result<(), Failure> {
+        let Some(peers) = self.batch_peers() else { return Ok(()) };
+        let ended = self.position.timeline().wait(|| peers.end_grain());
+        ended.map_err(|error| other_norms(&error))
     }
 
     /// After the own grains of a step of `total`: takes part in what others have and this rank has not.
@@ -60,7 +68,7 @@ impl Trainer {
             self.rehearse(step, place, &peers)?;
         }
         let done = self.position.timeline().wait(|| peers.stand_in());
-        done.map_err(|error| Failure::of_group(&error))
+        done.map_err(|error| other_norms(&error))
     }
 
     /// The step's first grain, whose it may be, forward and backward with nobody else: only to see what it sums up.
@@ -89,4 +97,17 @@ impl Trainer {
             checkpointing: self.spec.train.activation_checkpointing,
         }
     }
+}
+
+/// Of the sums in a grain. Ranks that do not make the same ones have losses that depend on other batch norms.
+fn other_norms(error: &GroupError) -> Failure {
+    let (GroupError::Diverged { rank, .. } | GroupError::NumbersMismatch { rank, .. }) = error
+    else {
+        return Failure::of_group(error);
+    };
+    let message = format!(
+        "with ddp.sync_batch_norm the loss of every micro batch must depend on the same batch norms, that of rank {rank} \
+         depends on others: {error}"
+    );
+    Failure::new(FailureCode::GuestShape, message)
 }

@@ -37,6 +37,8 @@ pub(crate) struct Trainer {
     pub(crate) is_comparison_due: bool,
     /// What the loss of the first grain did not depend on.
     pub(crate) unused: Option<Vec<ParamId>>,
+    /// That is rank 0's, on all ranks.
+    pub(crate) is_graph_agreed: bool,
 }
 
 impl Trainer {
@@ -62,6 +64,7 @@ impl Trainer {
             has_strayed: false,
             is_comparison_due: false,
             unused: None,
+            is_graph_agreed: false,
         }
     }
 
@@ -139,6 +142,7 @@ impl Trainer {
         }
         self.refuse_divergence(step, &outcome)?;
         self.finish_statistics(total)?;
+        self.agree_on_unused(step)?;
         Ok(outcome)
     }
 
@@ -195,9 +199,9 @@ impl Trainer {
         let accumulate = self.ready.reducer.accumulate(grain);
         let mut sink = self.ready.reducer.sink(grain);
         let done = self.ready.engine.backward(&mut value, scale, accumulate, &mut sink);
-        self.check_joint_grain()?;
+        self.end_joint_grain()?;
         done.map_err(|error| self.no_gradient(&error))?;
-        self.watch_unused(step, grain)?;
+        self.watch_unused(step)?;
         let mut metrics = value.metrics;
         metrics.resize(MAX_METRICS, (0.0, 0.0));
         let sums = GrainSums { loss_sum: value.sum, weight: value.weight, metrics };

@@ -12,7 +12,7 @@ const NAMES_CAP: usize = 20;
 
 impl Trainer {
     /// After each grain.
-    pub(crate) fn watch_unused(&mut self, step: u64, grain: usize) -> Result<(), Failure> {
+    pub(crate) fn watch_unused(&mut self, step: u64) -> Result<(), Failure> {
         let now = self.ready.reducer.unused();
         let Some(first) = &self.unused else {
             let now = now.to_vec();
@@ -23,21 +23,44 @@ impl Trainer {
         if !self.spec.ddp.static_graph || first.as_slice() == now {
             return Ok(());
         }
+        self.refuse_unused(step, now, first).map_or(Ok(()), Err)
+    }
+
+    /// After an attempt's first step, whose first grain is rank 0's: from now on all ranks are held to that one.
+    pub(crate) fn agree_on_unused(&mut self, step: u64) -> Result<(), Failure> {
+        if !self.spec.ddp.static_graph || self.is_graph_agreed {
+            return Ok(());
+        }
+        self.is_graph_agreed = true;
+        let mut flags = vec![0.0; self.ready.engine.model.layout().params().len()];
+        if self.is_reporter() {
+            self.unused.iter().flatten().for_each(|id| flags[id.0] = 1.0);
+        }
+        let agreed = self.ready.reducer.all_reduce_f64(&mut flags);
+        agreed.map_err(|error| Failure::of_group(&error))?;
+        let ids = flags.iter().enumerate().filter(|(_, flag)| **flag != 0.0);
+        let first: Vec<ParamId> = ids.map(|(id, _)| ParamId(id)).collect();
+        let own = self.unused.replace(first);
+        let differs = own.as_ref().zip(self.unused.as_ref());
+        let failure = differs.and_then(|(own, first)| self.refuse_unused(step, own, first));
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// What is wrong with a grain, if it does not use the parameters that the first one did.
+    fn refuse_unused(&self, step: u64, now: &[ParamId], first: &[ParamId]) -> Option<Failure> {
         let differs = |id: &&ParamId| first.contains(id) != now.contains(id);
         // In the arena, what is used first comes last.
-        let Some(id) = now.iter().chain(first).filter(differs).max() else { return Ok(()) };
-        let name = self.name(*id);
+        let id = now.iter().chain(first).filter(differs).max()?;
+        let (name, rank) = (self.name(*id), self.rank);
         let said = |depends: bool| if depends { "depends" } else { "does not depend" };
         let (was, is) = (said(!first.contains(id)), said(!now.contains(id)));
         let message = format!(
-            "step {step}, micro batch {grain}: the loss {is} on `{name}`, that of rank {}'s first micro batch {was} on it, \
-             and ddp.static_graph is true",
-            self.rank
+            "step {step}: the loss of a micro batch of rank {rank} {is} on `{name}`, that of the first one {was} on it, \
+             and ddp.static_graph is true"
         );
-        let evidence = json!({ "step": step, "grain": grain, "parameter": name });
-        Err(Failure::new(FailureCode::GuestShape, message)
-            .of_rank(self.rank)
-            .with_evidence(evidence))
+        let evidence = json!({ "step": step, "parameter": name });
+        let failure = Failure::new(FailureCode::GuestShape, message);
+        Some(failure.of_rank(rank).with_evidence(evidence))
     }
 
     fn name_unused(&self, unused: &[ParamId]) {

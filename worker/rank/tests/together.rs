@@ -117,12 +117,15 @@ fn a_static_graph_is_held_to_and_otherwise_unused_parameters_are_named_once() {
     // 138: the second batch has one grain of 10 samples, which is rank 0's.
     let report = blind(138, true).failure(0).clone();
     assert_eq!((report.code, report.rank), (FailureCode::GuestShape, Some(Rank(0))));
-    let expected = "the loss does not depend on `layers.0.weight`, that of rank 0's first micro batch depends on it";
+    let expected = "the loss of a micro batch of rank 0 does not depend on `layers.0.weight`, that of the first one depends on it";
     assert!(report.message.contains(expected), "{}", report.message);
     assert_eq!(report.evidence["parameter"], json!("layers.0.weight"));
     blind(138, false).assert_success();
 
-    // 20: all batches have one grain of 16 samples, rank 0's, and one of 4, rank 1's.
+    // 20: all batches have one grain of 16 samples, rank 0's, and one of 4, rank 1's, which differ from the beginning.
+    let report = blind(20, true).failure(1).clone();
+    assert_eq!((report.code, report.rank), (FailureCode::GuestShape, Some(Rank(1))));
+    assert!(report.message.starts_with("step 0: "), "{}", report.message);
     let outcome = blind(20, false);
     outcome.assert_success();
     assert_eq!(told(&outcome, 0), [""; 0]);
@@ -130,6 +133,25 @@ fn a_static_graph_is_held_to_and_otherwise_unused_parameters_are_named_once() {
     assert_eq!(lines.len(), 1, "{lines:?}");
     let expected = "rank 1: the loss of its first micro batch does not depend on";
     assert!(lines[0].starts_with(expected) && lines[0].contains("`layers.0.weight`"), "{lines:?}");
+}
+
+#[test]
+fn losses_that_depend_on_other_batch_norms_are_the_jobs_fault_and_nobody_waits() {
+    let mut spec = misbehaving(2, json!({ "samples": 20 }), json!({ "mode": "blind" }));
+    spec.ddp.sync_batch_norm = true;
+    spec.timeouts.collective = "10m".to_owned();
+    let mut json = serde_json::to_value(&spec).unwrap();
+    json["model"] = json!({ "arch": "layers", "input": [64], "layers": [
+        { "linear": { "out": 32 } }, "batch_norm", "relu", { "linear": { "out": 10 } },
+    ] });
+    let spec: JobSpec = serde_json::from_value(json).unwrap();
+    assert_eq!(spec.check(), []);
+    let outcome = Gang::start(&spec, &misbehaving_files("misbehaving-loss"), None).finish();
+    for rank in 0..2 {
+        let report = outcome.failure(rank);
+        assert_eq!(report.code, FailureCode::GuestShape, "{report:#?}");
+        assert!(report.message.contains("ddp.sync_batch_norm"), "{}", report.message);
+    }
 }
 
 /// Writes over every copy of `old` in the private memory of a process; says how many there were.

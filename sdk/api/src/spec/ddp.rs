@@ -38,7 +38,7 @@ pub struct DdpSpec {
     pub uneven: Uneven,
     /// Whether batch norms take their statistics over the micro batches that all ranks compute at one time.
     pub sync_batch_norm: bool,
-    /// Whether the loss of a rank must depend on the same parameters in every micro batch.
+    /// Whether the loss must depend on the same parameters in every micro batch of all ranks.
     pub static_graph: bool,
 }
 

@@ -92,7 +92,7 @@ proptest! {
             }
             peers.begin_grain();
             let result = run(&own, shape, Some(peers));
-            peers.check().unwrap();
+            peers.end_grain().unwrap();
             result
         });
         let outputs: Vec<f64> = parts.iter().flat_map(|[outputs, _]| outputs.clone()).collect();
