@@ -72,6 +72,10 @@ pub(crate) fn vectorized<K: Kernel>(kernel: K) -> K::Output {
 }
 
 /// The same on an instruction set of choice, or on the processor's best if it has not that one.
+///
+/// Inlined: a copy of what a kernel was given only just now, in other pieces than it was written in, waits until every
+/// store before it has left the core.
+#[inline(always)]
 pub(crate) fn vectorized_on<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     match isa.runnable() {
         #[cfg(target_arch = "x86_64")]

@@ -9,13 +9,13 @@
 use std::ops::Range;
 
 use super::{
-    Epilogue,
+    Activation, Epilogue,
     element::Kernels,
     out::Out,
     pack::PackSource,
     plan::{Blocks, Order, chunks, shares},
     scratch::{Part, Scratch},
-    tile::{Finish, Tile},
+    tile::{Finish, Tile, TileBias},
 };
 use crate::{
     kernel::{Write, isa::Isa, threads::Threads},
@@ -194,9 +194,10 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
         let is_last = index + 1 == self.blocks.depths;
         let mode = if index == 0 { self.task.mode } else { Write::Add };
         let (a, a_stride) = self.panel_a(i, rows.clone(), index);
-        let finish = match is_last {
-            true => self.task.epilogue.of_tile(&rows, &columns),
-            false => Finish::NONE,
+        // Field by field: to copy what was only just put together would wait for the stores of the tile before.
+        let (bias, activation) = match is_last {
+            true => (self.task.epilogue.bias_of(&rows, &columns), self.task.epilogue.activation),
+            false => (TileBias::None, Activation::Identity),
         };
         let mut call = Tile {
             depth: self.blocks.depth(index).len(),
@@ -209,7 +210,7 @@ impl<T: Real, A: PackSource<T>, B: PackSource<T>> Share<'_, T, A, B> {
             rows: rows.len(),
             columns: columns.len(),
             mode,
-            finish,
+            finish: Finish { bias, activation },
         };
         if self.out.is_run(columns.clone()) {
             // SAFETY: `a` is a packed panel; `b` is a packed panel of the kernel's width, or a checked part of

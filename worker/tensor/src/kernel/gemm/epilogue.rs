@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::tile::{Finish, TileBias};
+use super::tile::TileBias;
 use crate::{
     kernel::isa::{Isa, Kernel, vectorized_on},
     real::Real,
@@ -50,14 +50,13 @@ impl<T: Real> Epilogue<'_, T> {
         assert!(given == needed, "bias of {given} elements for {needed}");
     }
 
-    /// What belongs to a tile of these rows and columns.
-    pub(super) fn of_tile(&self, rows: &Range<usize>, columns: &Range<usize>) -> Finish<T> {
-        let bias = match self.bias {
+    /// The part of the bias that belongs to a tile of these rows and columns.
+    pub(super) fn bias_of(&self, rows: &Range<usize>, columns: &Range<usize>) -> TileBias<T> {
+        match self.bias {
             Bias::None => TileBias::None,
             Bias::PerColumn(bias) => TileBias::PerColumn(bias[columns.clone()].as_ptr()),
             Bias::PerRow(bias) => TileBias::PerRow(bias[rows.clone()].as_ptr()),
-        };
-        Finish { bias, activation: self.activation }
+        }
     }
 
     /// Finishes a piece of row `row` that begins at `column`.
