@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -92,9 +92,7 @@ impl Cache {
         if !self.link(digest, target)? {
             return Ok(false);
         }
-        let mut hash = Sha256::new();
-        io::copy(&mut File::open(target)?, &mut hash)?;
-        let found = Digest::from_sha256(hash.finalize().into());
+        let found = digest_of(target)?;
         if found == *digest {
             return Ok(true);
         }
@@ -145,6 +143,18 @@ impl Cache {
 
     fn lock(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn digest_of(path: &Utf8Path) -> io::Result<Digest> {
+    const PIECE_BYTES: usize = 1 << 20;
+    let (mut file, mut hash) = (File::open(path)?, Sha256::new());
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(Digest::from_sha256(hash.finalize().into())),
+            read => hash.update(&piece[..read]),
+        }
     }
 }
 

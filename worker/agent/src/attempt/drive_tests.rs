@@ -119,10 +119,12 @@ pub(crate) fn test_node(
     assignment.spec.timeouts.collective = collective_timeout.to_owned();
     for component in [&mut assignment.spec.loader.component, &mut assignment.spec.loss.component] {
         let digest = Digest::of(component.as_bytes());
-        *component = digest.to_string();
         if has_components {
-            cache.insert(&digest, cache.new_file().unwrap()).unwrap();
+            let mut file = cache.new_file().unwrap();
+            file.write_all(component.as_bytes()).unwrap();
+            cache.insert(&digest, file).unwrap();
         }
+        *component = digest.to_string();
     }
     let places = Places {
         rank_binary: rank_program(&base),
