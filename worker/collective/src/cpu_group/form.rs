@@ -4,33 +4,30 @@
 
 use std::{
     io,
-    ops::Range,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::BorrowedFd,
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use lockstep_shm::{
-    ArenaShape, CONTROL_BYTES, FlightRecord, Found, Mapping, NodeArenas, page_aligned,
-    size_group_memory,
-};
+use lockstep_shm::{CONTROL_BYTES, FlightRecord, Found, Mapping, NodeArenas};
 
 use crate::{
     Board, Formed, GroupError, Phase, Plan, ProcessGroup as _, Topology,
-    control::{Broken, Control, Extent, checked_extent},
+    control::{Broken, Control, checked_extent},
     error::Moment,
     net::{self, Mesh, Network},
     op::{Kind, Op},
     verdict::{Report, Verdict, mask_of, mismatch, ranks_of},
 };
 
-use super::{CpuGroup, FormedLanes, Stage};
+use super::{
+    CpuGroup, FormedLanes, Stage,
+    memory::{board_offset, follow, lead, shape, size_memory, without_numbers},
+};
 
 /// How long a waiter looks before it sleeps, when every thread has a core of its own.
 const SPIN: Duration = Duration::from_micros(20);
-/// Largest plan that is written into a group's memory.
-const PLAN_BYTES_CAP: usize = 16 << 20;
 /// Round of the formation on a node.
 const FORMATION: u32 = 1;
 
@@ -161,12 +158,12 @@ impl CpuGroup {
             if place.lane == 0 {
                 size_memory(memory, &ranks, plans)?;
             }
-            lead(memory, place, &early, &ranks, plan)?
+            lead(memory, place.first_byte, &early, &ranks, plan)?
         } else {
             let extent = early
                 .published(deadline)
                 .map_err(|broken| not_formed(&early, rank, broken, started))?;
-            follow(memory, place, &early, rank, plan, checked_extent(extent)?)?
+            follow(memory, place.first_byte, &early, rank, plan, checked_extent(extent)?)?
         };
         let bytes = map.bytes();
         let map = Arc::new(map);
@@ -273,60 +270,6 @@ impl Drop for LeaveOnError {
     }
 }
 
-/// Of a lane that works in the arenas of another.
-fn without_numbers(plan: &Plan) -> Plan {
-    Plan { nodes: plan.nodes.clone(), slots: 1, ..Plan::default() }
-}
-
-/// Once, for all groups in it: one after the other.
-fn size_memory(fd: impl AsFd, ranks: &Range<usize>, plans: &[Plan]) -> Result<(), GroupError> {
-    let bytes = |plan: &Plan| extent_of(plan, ranks, plan.to_text().len()).total_bytes;
-    size_group_memory(&fd, plans.iter().map(bytes).sum())
-        .map_err(|error| GroupError::io("giving the group's memory its size", error))
-}
-
-/// The leader: writes the plan into the memory, lets the others in.
-fn lead(
-    fd: impl AsFd,
-    place: Place,
-    early: &Control,
-    ranks: &Range<usize>,
-    plan: &Plan,
-) -> Result<Mapping, GroupError> {
-    let text = plan.to_text();
-    if PLAN_BYTES_CAP < text.len() {
-        let error = io::Error::other(format!("{} bytes, at most {PLAN_BYTES_CAP}", text.len()));
-        return Err(GroupError::io("writing the plan", error));
-    }
-    let extent = extent_of(plan, ranks, text.len());
-    let map = Mapping::of_part(&fd, place.first_byte, extent.total_bytes, extent.words_bytes)
-        .map_err(|error| GroupError::io("mapping the group's memory", error))?;
-    map.store_octets(CONTROL_BYTES, &text);
-    early.publish(extent);
-    Ok(map)
-}
-
-/// The others: map what the leader made and compare the plans.
-fn follow(
-    fd: impl AsFd,
-    place: Place,
-    early: &Control,
-    rank: usize,
-    plan: &Plan,
-    extent: Extent,
-) -> Result<Mapping, GroupError> {
-    let map = Mapping::of_part(&fd, place.first_byte, extent.total_bytes, extent.words_bytes)
-        .map_err(|error| GroupError::io("mapping the group's memory", error))?;
-    let text = map.load_octets(CONTROL_BYTES, extent.plan_bytes);
-    let leader: Plan = serde_json::from_slice(&text)
-        .map_err(|error| GroupError::io("reading the plan of rank 0", error.into()))?;
-    let Some(difference) = leader.first_difference(plan) else { return Ok(map) };
-    let report =
-        Report { what: difference.what, rank_zero: difference.ours, other: difference.theirs };
-    early.give_up(&Verdict::PlanMismatch { rank, report: report.clone() });
-    Err(mismatch(rank, report))
-}
-
 fn not_formed(control: &Control, rank: usize, broken: Broken, started: Instant) -> GroupError {
     let waited = started.elapsed();
     match broken {
@@ -381,25 +324,6 @@ fn not_connected(
     let mask = mask_of(&missing);
     control.give_up(&Verdict::TimedOut { rank, missing: mask });
     error
-}
-
-fn extent_of(plan: &Plan, ranks: &Range<usize>, plan_bytes: usize) -> Extent {
-    let board_end =
-        board_offset_for(plan_bytes) + Board::bytes(plan.grain_rows, plan.grain_columns);
-    let words_bytes = page_aligned(board_end);
-    Extent { plan_bytes, words_bytes, total_bytes: words_bytes + shape(plan, ranks).bytes() }
-}
-
-fn shape(plan: &Plan, ranks: &Range<usize>) -> ArenaShape {
-    ArenaShape { ranks: ranks.len(), slots: plan.slots, len: plan.arena_len }
-}
-
-fn board_offset(plan: &Plan) -> usize {
-    board_offset_for(plan.to_text().len())
-}
-
-fn board_offset_for(plan_bytes: usize) -> usize {
-    page_aligned(CONTROL_BYTES + plan_bytes)
 }
 
 fn spin(threads: usize) -> Duration {

@@ -11,27 +11,18 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use sha2::{Digest as _, Sha256};
-use snow::{Builder, TransportState};
+use snow::TransportState;
 
 use super::{
     connection::{Channel, Connection},
+    handshake::{
+        HELLO_BYTES, Hello, MESSAGE_BYTES, PROOF_BYTES, STALE, STATUS_BYTES, WELCOME, handshake,
+        psk,
+    },
     mesh::Mesh,
 };
 use crate::{GroupError, Topology, control::Control};
 
-/// Authentication by the key alone, with keys for encryption that nobody can find out later.
-const PROTOCOL: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
-const MAGIC: [u8; 4] = *b"LKSH";
-const HELLO_BYTES: usize = 24;
-/// Of each message of the handshake: a public key and a seal.
-const MESSAGE_BYTES: usize = 48;
-/// The caller's last word: nothing, sealed.
-const PROOF_BYTES: usize = 16;
-/// Before the answer: whether there is one, and the generation.
-const STATUS_BYTES: usize = 16;
-const WELCOME: u8 = 1;
-const STALE: u8 = 2;
 /// A caller that says nothing is hung up on after this long, so that it keeps nobody out.
 const GREETING: Duration = Duration::from_secs(2);
 /// Of one try to connect.
@@ -101,45 +92,6 @@ struct Own<'a> {
     deadline: Instant,
 }
 
-/// Who calls whom, in clear; the handshake proves it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Hello {
-    generation: u64,
-    lane: u8,
-    from: usize,
-    to: usize,
-    encrypt: bool,
-}
-
-impl Hello {
-    fn encode(&self) -> [u8; HELLO_BYTES] {
-        let small = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX).to_le_bytes();
-        let mut bytes = [0; HELLO_BYTES];
-        bytes[..4].copy_from_slice(&MAGIC);
-        bytes[4] = u8::from(self.encrypt);
-        bytes[5] = self.lane;
-        bytes[8..16].copy_from_slice(&self.generation.to_le_bytes());
-        bytes[16..20].copy_from_slice(&small(self.from));
-        bytes[20..].copy_from_slice(&small(self.to));
-        bytes
-    }
-
-    fn decode(bytes: &[u8; HELLO_BYTES]) -> Option<Self> {
-        let small = |at: usize| {
-            let word = u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
-            usize::try_from(word).ok()
-        };
-        let hello = Self {
-            generation: u64::from_le_bytes(std::array::from_fn(|index| bytes[8 + index])),
-            lane: bytes[5],
-            from: small(16)?,
-            to: small(20)?,
-            encrypt: bytes[4] == 1,
-        };
-        (hello.encode() == *bytes).then_some(hello)
-    }
-}
-
 impl Own<'_> {
     /// Connects to a rank of lower number; tries until the deadline.
     fn call(&self, other: usize) -> Result<Connection, GroupError> {
@@ -172,7 +124,8 @@ impl Own<'_> {
         let Network { generation, encrypt, .. } = *self.network;
         let (lane, from) = (self.lane, self.rank);
         let hello = Hello { generation, lane, from, to: other, encrypt }.encode();
-        let mut state = self.handshake(&hello)?.build_initiator().map_err(io::Error::other)?;
+        let mut state =
+            handshake(&self.psk, &hello)?.build_initiator().map_err(io::Error::other)?;
         let mut message = [0; MESSAGE_BYTES];
         state.write_message(&[], &mut message).map_err(io::Error::other)?;
         stream.write_all(&hello)?;
@@ -276,7 +229,8 @@ impl Own<'_> {
         if said.encrypt != self.network.encrypt {
             return Err(no("only one end wants encryption"));
         }
-        let mut state = self.handshake(&hello)?.build_responder().map_err(io::Error::other)?;
+        let mut state =
+            handshake(&self.psk, &hello)?.build_responder().map_err(io::Error::other)?;
         let mut message = [0; MESSAGE_BYTES];
         read_by(&mut stream, &mut message, until)?;
         state
@@ -291,12 +245,6 @@ impl Own<'_> {
         read_by(&mut stream, &mut proof, until)?;
         state.read_message(&proof, &mut []).map_err(|_| no("it only repeats what it has heard"))?;
         Ok(Connection::new(said.from, self.channel(stream, state)?))
-    }
-
-    fn handshake<'h>(&'h self, hello: &'h [u8]) -> io::Result<Builder<'h>> {
-        let protocol = PROTOCOL.parse().map_err(io::Error::other)?;
-        let builder = Builder::new(protocol).psk(0, &self.psk).map_err(io::Error::other)?;
-        builder.prologue(hello).map_err(io::Error::other)
     }
 
     fn channel(&self, stream: TcpStream, state: TransportState) -> io::Result<Channel> {
@@ -334,15 +282,6 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// The key of all handshakes of a generation.
-fn psk(network: &Network) -> [u8; 32] {
-    let mut hash = Sha256::new();
-    hash.update(b"lockstep ranks");
-    hash.update(network.generation.to_le_bytes());
-    hash.update(&network.key);
-    hash.finalize().into()
-}
-
 /// Small messages leave at once, and nothing is awaited for longer than `limit`.
 fn prepare(stream: &TcpStream, limit: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
@@ -377,21 +316,4 @@ fn wait_readable(listener: &TcpListener, limit: Duration) {
     let fd = PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN);
     // Interrupted or refused: the caller looks again, and its deadline stands.
     poll(&mut [fd], Some(&timeout)).ok();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_hello_comes_through_and_nothing_else_is_taken_for_one() {
-        let hello = Hello { generation: 7 << 40, lane: 1, from: 3, to: 2, encrypt: true };
-        let bytes = hello.encode();
-        assert_eq!(Hello::decode(&bytes), Some(hello));
-        for index in [0, 4, 7] {
-            let mut other = bytes;
-            other[index] ^= 0x40;
-            assert_eq!(Hello::decode(&other), None, "octet {index}");
-        }
-    }
 }

@@ -1,7 +1,6 @@
 //! All connections of one rank, and the loop that moves an exchange over them.
 
 use std::{
-    io,
     os::fd::AsFd as _,
     time::{Duration, Instant},
 };
@@ -9,8 +8,10 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{
-    connection::{Connection, Incoming, Outgoing, Payload, Place},
+    connection::{Connection, Incoming, Outgoing, Payload},
+    exchange::{Exchange, NoNumbers, Outbox},
     head::{Head, Kind, NOTE_BYTES_CAP},
+    pump::{Advance, advance, read_away, write_all_it_takes},
 };
 use crate::{control::Control, op::OpWords, verdict::Verdict};
 
@@ -33,59 +34,6 @@ impl Deadline {
 
     fn extend(&mut self) {
         self.at = Instant::now() + self.silence;
-    }
-}
-
-/// What an exchange does with the messages of the current collective.
-pub(super) trait Exchange {
-    /// Where the payload of a message goes; or what is wrong with it.
-    fn place(&mut self, from: usize, head: &Head) -> Result<Place, String>;
-
-    /// Memory of a [`Place::Arena`].
-    fn arena_mut(&mut self, numbers: std::ops::Range<usize>) -> &mut [u8];
-
-    /// Memory of a [`Payload::Arena`].
-    fn arena(&self, slot: usize, numbers: std::ops::Range<usize>) -> &[u8];
-
-    /// Adds up a [`Payload::Partial`].
-    fn add_up(&mut self, partial: usize, numbers: std::ops::Range<usize>) -> lockstep_shm::Buffer;
-
-    /// Memory that has been sent can be used again.
-    fn reuse(&mut self, buffer: lockstep_shm::Buffer);
-
-    /// A message is complete.
-    fn arrived(&mut self, from: usize, head: &Head, place: Place, outbox: &mut Outbox<'_>);
-
-    /// Bit r: something is still to come from rank r.
-    fn waits_for(&self) -> u64;
-}
-
-/// The way to send within an exchange.
-#[derive(Debug)]
-pub(super) struct Outbox<'a> {
-    connections: &'a mut [Connection],
-    exchange: u64,
-    op: OpWords,
-}
-
-impl Outbox<'_> {
-    /// Queues a message of the current exchange.
-    ///
-    /// # Panics
-    /// If there is no connection to that rank.
-    pub(super) fn send(
-        &mut self,
-        to: usize,
-        kind: Kind,
-        (partial, first): (u16, usize),
-        (payload, bytes): (Payload, usize),
-    ) {
-        let (exchange, op) = (self.exchange, self.op);
-        let bytes = u32::try_from(bytes).expect("messages are cut far below 4 GiB");
-        let head = Head { kind, partial, exchange, op, first: first as u64, bytes };
-        let connection = self.connections.iter_mut().find(|connection| connection.rank == to);
-        let connection = connection.unwrap_or_else(|| panic!("no connection to rank {to}"));
-        connection.outgoing.push_back(Outgoing { head, payload });
     }
 }
 
@@ -287,228 +235,5 @@ impl Mesh {
         };
         // Interrupted or refused: the caller looks again, and its deadline stands.
         poll(&mut fds, Some(&timeout)).ok();
-    }
-}
-
-enum Advance {
-    /// Nothing more has come, or what came belongs to a later exchange.
-    Blocked,
-    Moved,
-    Complete(Head, Place),
-}
-
-/// Reads one piece.
-fn advance<E: Exchange>(
-    connection: &mut Connection,
-    op: OpWords,
-    number: u64,
-    exchange: &mut E,
-) -> Result<Advance, MeshError> {
-    let rank = connection.rank;
-    if connection.is_closed {
-        return Ok(Advance::Blocked);
-    }
-    match &mut connection.incoming {
-        Incoming::Head { bytes, filled } => {
-            let read = connection.channel.read(&mut bytes[*filled..]);
-            if *filled == 0 && is_end(&read) {
-                connection.is_closed = true;
-                return Ok(Advance::Blocked);
-            }
-            let Some(read) = came(read, rank)? else { return Ok(Advance::Blocked) };
-            *filled += read;
-            if *filled == Head::BYTES {
-                let head = Head::decode(bytes);
-                let detail = || format!("{:02x?} where a message begins", &bytes[..8]);
-                let head = head.ok_or_else(|| MeshError::Garbage { rank, detail: detail() })?;
-                connection.incoming = Incoming::Ready(head);
-            }
-            Ok(Advance::Moved)
-        }
-        Incoming::Ready(head) => {
-            let head = *head;
-            begin_payload(connection, head, (op, number), exchange)
-        }
-        Incoming::Payload { head, place, filled } => {
-            let wanted = head.bytes as usize;
-            if *filled < wanted {
-                let into = match place {
-                    Place::Bytes(bytes) => &mut bytes[..],
-                    Place::Buffer(buffer) => buffer.bytes_mut(),
-                    Place::Arena(numbers) => exchange.arena_mut(numbers.clone()),
-                };
-                let read = connection.channel.read(&mut into[*filled..wanted]);
-                let Some(read) = came(read, rank)? else { return Ok(Advance::Blocked) };
-                *filled += read;
-            }
-            if *filled < wanted {
-                return Ok(Advance::Moved);
-            }
-            let done = std::mem::replace(&mut connection.incoming, Incoming::nothing());
-            let Incoming::Payload { head, place, .. } = done else { return Ok(Advance::Moved) };
-            match (&head.kind, &place) {
-                (Kind::Abort, Place::Bytes(text)) => Err(match Verdict::of_text(text) {
-                    Some(verdict) => MeshError::Verdict(verdict),
-                    None => MeshError::Garbage { rank, detail: "a verdict that is none".into() },
-                }),
-                _ => Ok(Advance::Complete(head, place)),
-            }
-        }
-    }
-}
-
-/// Decides where the payload of a message goes, if it belongs to the current exchange.
-fn begin_payload<E: Exchange>(
-    connection: &mut Connection,
-    head: Head,
-    (op, number): (OpWords, u64),
-    exchange: &mut E,
-) -> Result<Advance, MeshError> {
-    let rank = connection.rank;
-    let sequence = |number: u64| number / EXCHANGES;
-    let place = match head.kind {
-        Kind::Waiting => {
-            // What it said of an earlier collective is over.
-            if sequence(head.exchange) == sequence(number) {
-                connection.blocked_on = head.first;
-            }
-            connection.incoming = Incoming::nothing();
-            return Ok(Advance::Moved);
-        }
-        Kind::Abort => note_place(&head),
-        Kind::Part | Kind::Result | Kind::Note => {
-            let is_other = sequence(head.exchange) == sequence(number) && head.op != op;
-            if head.exchange < number || is_other {
-                return Err(MeshError::OtherOp { rank, theirs: head.op });
-            }
-            if number < head.exchange {
-                return Ok(Advance::Blocked);
-            }
-            connection.blocked_on = 0;
-            exchange.place(rank, &head)
-        }
-    };
-    let place = place.map_err(|detail| MeshError::Garbage { rank, detail })?;
-    connection.incoming = Incoming::Payload { head, place, filled: 0 };
-    Ok(Advance::Moved)
-}
-
-/// Room for a note, or what is wrong with it.
-pub(super) fn note_place(head: &Head) -> Result<Place, String> {
-    let bytes = head.bytes as usize;
-    if NOTE_BYTES_CAP < bytes {
-        return Err(format!("a note of {bytes} bytes, at most {NOTE_BYTES_CAP}"));
-    }
-    Ok(Place::Bytes(vec![0; bytes]))
-}
-
-/// Whether the other end has closed, or its process is gone.
-fn is_end(read: &io::Result<usize>) -> bool {
-    match read {
-        Ok(read) => *read == 0,
-        Err(error) => !matches!(
-            error.kind(),
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::InvalidData
-        ),
-    }
-}
-
-/// How many bytes came, `None` when none are there yet.
-fn came(read: io::Result<usize>, rank: usize) -> Result<Option<usize>, MeshError> {
-    match read {
-        Ok(0) => Err(MeshError::Gone { rank }),
-        Ok(read) => Ok(Some(read)),
-        Err(error) => match error.kind() {
-            io::ErrorKind::WouldBlock => Ok(None),
-            io::ErrorKind::Interrupted => Ok(None),
-            io::ErrorKind::InvalidData => {
-                Err(MeshError::Garbage { rank, detail: format!("what cannot be opened: {error}") })
-            }
-            _ => Err(MeshError::Gone { rank }),
-        },
-    }
-}
-
-/// Writes until the socket takes no more. Says whether anything left.
-fn write_all_it_takes<E: Exchange>(
-    connection: &mut Connection,
-    exchange: &mut E,
-) -> Result<bool, MeshError> {
-    let mut has_moved = false;
-    while let Some(outgoing) = connection.outgoing.front_mut() {
-        if let Payload::Partial { partial, numbers } = &outgoing.payload {
-            let buffer = exchange.add_up(*partial, numbers.clone());
-            outgoing.payload = Payload::Buffer(buffer);
-        }
-        let payload = match &outgoing.payload {
-            Payload::Nothing | Payload::Partial { .. } => &[][..],
-            Payload::Bytes(bytes) => bytes,
-            Payload::Buffer(buffer) => buffer.bytes(),
-            Payload::Arena { slot, numbers } => exchange.arena(*slot, numbers.clone()),
-        };
-        let head = outgoing.head.encode();
-        let head_sent = connection.sent.min(Head::BYTES);
-        let written =
-            connection.channel.write(&head[head_sent..], &payload[connection.sent - head_sent..]);
-        match written {
-            Ok(written) => {
-                has_moved |= 0 < written;
-                connection.sent += written;
-            }
-            Err(error) if is_busy(&error) => return Ok(has_moved),
-            Err(_) => return Err(MeshError::Gone { rank: connection.rank }),
-        }
-        if connection.sent == Head::BYTES + outgoing.head.bytes as usize {
-            connection.sent = 0;
-            if let Some(Outgoing { payload: Payload::Buffer(buffer), .. }) =
-                connection.outgoing.pop_front()
-            {
-                exchange.reuse(buffer);
-            }
-        }
-    }
-    match connection.channel.flush() {
-        Ok(()) => Ok(has_moved),
-        Err(error) if is_busy(&error) => Ok(has_moved),
-        Err(_) => Err(MeshError::Gone { rank: connection.rank }),
-    }
-}
-
-fn is_busy(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
-}
-
-/// A connection that is closed with something unread throws away what was sent on it.
-fn read_away(connection: &mut Connection) {
-    let mut nowhere = [0; 4096];
-    while matches!(connection.channel.read(&mut nowhere), Ok(1..)) {}
-}
-
-/// For messages that carry no numbers.
-struct NoNumbers;
-
-impl Exchange for NoNumbers {
-    fn place(&mut self, _: usize, _: &Head) -> Result<Place, String> {
-        Err("numbers where none belong".to_owned())
-    }
-
-    fn arena_mut(&mut self, _: std::ops::Range<usize>) -> &mut [u8] {
-        &mut []
-    }
-
-    fn arena(&self, _: usize, _: std::ops::Range<usize>) -> &[u8] {
-        &[]
-    }
-
-    fn add_up(&mut self, _: usize, _: std::ops::Range<usize>) -> lockstep_shm::Buffer {
-        lockstep_shm::Buffer::default()
-    }
-
-    fn reuse(&mut self, _: lockstep_shm::Buffer) {}
-
-    fn arrived(&mut self, _: usize, _: &Head, _: Place, _: &mut Outbox<'_>) {}
-
-    fn waits_for(&self) -> u64 {
-        0
     }
 }

@@ -1,11 +1,14 @@
 //! Between nodes: connections of ranks, and the messages on them.
 
 mod connection;
+mod exchange;
+mod handshake;
 mod head;
 mod join;
 mod mesh;
 mod moves;
 mod notes;
+mod pump;
 mod transfer;
 
 pub use join::{Endpoint, Network};

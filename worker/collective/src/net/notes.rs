@@ -6,8 +6,10 @@ use lockstep_shm::Buffer;
 
 use super::{
     connection::{Payload, Place},
+    exchange::{Exchange, Outbox},
     head::{Head, Kind},
-    mesh::{Call, Exchange, Mesh, MeshError, Outbox, note_place},
+    mesh::{Call, Mesh, MeshError},
+    pump::note_place,
 };
 use crate::{Topology, control::Control};
 

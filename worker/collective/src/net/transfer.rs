@@ -8,8 +8,9 @@ use lockstep_shm::{Buffer, Combine, Found, Lease, NodeArenas, Reduce, Source, Sp
 use super::{
     Moves,
     connection::{Payload, Place},
+    exchange::{Exchange, Outbox},
     head::{Head, Kind},
-    mesh::{Call, Exchange, Mesh, MeshError, Outbox},
+    mesh::{Call, Mesh, MeshError},
 };
 use crate::{Topology, control::Control, split::Split};
 
