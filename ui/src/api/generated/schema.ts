@@ -1027,7 +1027,7 @@ export interface components {
              */
             compare_every: number;
             /**
-             * @description Whether ranks compare what they have reduced, with every step.
+             * @description Whether ranks compare which buckets they have reduced, with every step.
              * @default strict
              */
             digest: components["schemas"]["DigestCheck"];
@@ -1073,7 +1073,7 @@ export interface components {
              */
             shard: components["schemas"]["Shard"];
             /**
-             * @description Whether the loss must depend on the same parameters in every micro batch.
+             * @description Whether the loss must depend on the same parameters in every micro batch of all ranks.
              * @default false
              */
             static_graph: boolean;
@@ -1114,7 +1114,7 @@ export interface components {
         /** @description The SHA-256 of some bytes, written `sha256:` and 64 lower-case hex digits. */
         Digest: string;
         /**
-         * @description Whether ranks compare what they have reduced.
+         * @description Whether ranks compare which buckets they have reduced.
          * @enum {string}
          */
         DigestCheck: "strict" | "off";
