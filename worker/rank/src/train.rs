@@ -5,7 +5,7 @@ use std::time::Instant;
 use lockstep_api::{FailureCode, JobSpec, Phase, Rank, RankConfig};
 use lockstep_ddp::{GrainSums, Intent, StepOutcome, Votes};
 use lockstep_sandbox::Batch;
-use lockstep_tensor::{OpError, ParamId, StepFactors};
+use lockstep_tensor::{OpError, StepFactors};
 
 use crate::checkpoints::Checkpoints;
 use crate::failure::{Failure, GuestCall};
@@ -17,6 +17,7 @@ use crate::report::{non_finite, signed};
 use crate::schedule::Place;
 use crate::setup::Ready;
 use crate::statistics::Statistics;
+use crate::unused::Unused;
 use lockstep_service::chain;
 
 /// One rank between its first and its last step.
@@ -36,9 +37,7 @@ pub(crate) struct Trainer {
     /// The weights of all ranks are to be compared as soon as they may.
     pub(crate) is_comparison_due: bool,
     /// What the loss of the first grain did not depend on.
-    pub(crate) unused: Option<Vec<ParamId>>,
-    /// That is rank 0's, on all ranks.
-    pub(crate) is_graph_agreed: bool,
+    pub(crate) unused: Unused,
 }
 
 impl Trainer {
@@ -63,8 +62,7 @@ impl Trainer {
             skipped_in_row: 0,
             has_strayed: false,
             is_comparison_due: false,
-            unused: None,
-            is_graph_agreed: false,
+            unused: Unused::default(),
         }
     }
 

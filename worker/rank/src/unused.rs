@@ -10,14 +10,22 @@ use crate::train::Trainer;
 /// Names that a line of log has room for.
 const NAMES_CAP: usize = 20;
 
+/// What the loss of the first grain did not depend on.
+#[derive(Debug, Default)]
+pub(crate) struct Unused {
+    first: Option<Vec<ParamId>>,
+    /// That grain is rank 0's, on all ranks.
+    is_agreed: bool,
+}
+
 impl Trainer {
     /// After each grain.
     pub(crate) fn watch_unused(&mut self, step: u64) -> Result<(), Failure> {
         let now = self.ready.reducer.unused();
-        let Some(first) = &self.unused else {
+        let Some(first) = &self.unused.first else {
             let now = now.to_vec();
             self.name_unused(&now);
-            self.unused = Some(now);
+            self.unused.first = Some(now);
             return Ok(());
         };
         if !self.spec.ddp.static_graph || first.as_slice() == now {
@@ -28,20 +36,20 @@ impl Trainer {
 
     /// After an attempt's first step, whose first grain is rank 0's: from now on all ranks are held to that one.
     pub(crate) fn agree_on_unused(&mut self, step: u64) -> Result<(), Failure> {
-        if !self.spec.ddp.static_graph || self.is_graph_agreed {
+        if !self.spec.ddp.static_graph || self.unused.is_agreed {
             return Ok(());
         }
-        self.is_graph_agreed = true;
+        self.unused.is_agreed = true;
         let mut flags = vec![0.0; self.ready.engine.model.layout().params().len()];
         if self.is_reporter() {
-            self.unused.iter().flatten().for_each(|id| flags[id.0] = 1.0);
+            self.unused.first.iter().flatten().for_each(|id| flags[id.0] = 1.0);
         }
         let agreed = self.ready.reducer.all_reduce_f64(&mut flags);
         agreed.map_err(|error| Failure::of_group(&error))?;
         let ids = flags.iter().enumerate().filter(|(_, flag)| **flag != 0.0);
         let first: Vec<ParamId> = ids.map(|(id, _)| ParamId(id)).collect();
-        let own = self.unused.replace(first);
-        let differs = own.as_ref().zip(self.unused.as_ref());
+        let own = self.unused.first.replace(first);
+        let differs = own.as_ref().zip(self.unused.first.as_ref());
         let failure = differs.and_then(|(own, first)| self.refuse_unused(step, own, first));
         failure.map_or(Ok(()), Err)
     }
