@@ -2,6 +2,7 @@
 
 mod train;
 
+mod describe;
 mod joint;
 mod left_out;
 mod replicas;

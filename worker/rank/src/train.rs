@@ -72,6 +72,7 @@ impl Trainer {
     /// What ended it.
     pub(crate) fn run(&mut self) -> Result<(), Failure> {
         self.announce();
+        self.describe();
         let steps_total = self.ready.schedule.steps_total();
         while self.ready.next_step < steps_total {
             let step = self.ready.next_step;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::Local;
-use lockstep_api::{JobId, LogLevel, LogLine, ReadLog};
+use lockstep_api::{JobId, LogLevel, LogLine, LogSource, ReadLog};
 use lockstep_client::Client;
 
 use crate::args::{Global, LogsArgs};
@@ -77,10 +77,14 @@ fn print_lines(lines: &[LogLine], after: i64, out: Out) -> anyhow::Result<i64> {
 
 fn format(line: &LogLine) -> String {
     let at = line.at.with_timezone(&Local).format("%H:%M:%S%.3f");
-    let rank = line.rank.map_or_else(String::new, |rank| format!(" rank {rank}"));
+    let who = match (line.source, line.rank) {
+        (LogSource::Rank, Some(rank)) => format!("rank {rank}"),
+        (source, Some(rank)) => format!("{source} rank {rank}"),
+        (source, None) => source.to_string(),
+    };
     let level = match line.level {
         LogLevel::Info => String::new(),
         LogLevel::Debug | LogLevel::Warn | LogLevel::Error => format!(" {}", line.level),
     };
-    format!("{at} {}{rank}{level}: {}", line.source, line.text)
+    format!("{at} {who}{level}: {}", line.text)
 }

@@ -1,5 +1,7 @@
 //! How ranks train together.
 
+use serde::Serialize;
+
 use super::Check;
 use crate::{DigestCheck, Hook, JobSpec, OptimizerSpec, Precision, Reduction, Shard};
 
@@ -18,54 +20,74 @@ impl Check {
         self.that((1.0..=1000.0).contains(&rate), "ddp.power_sgd.min_compression_rate", || {
             format!("expected 1 to 1000, got {rate}")
         });
-        let is_tree = ddp.reduction == Reduction::FixedTree;
-        let is_local = 1 < ddp.sync_every;
-        if ddp.hook != Hook::Mean {
-            self.excluded(is_tree, "ddp.hook", "mean", "ddp.reduction = \"fixed-tree\"");
-            self.excluded(ddp.shard != Shard::None, "ddp.hook", "mean", "ddp.shard = \"zero1\"");
-            self.excluded(is_local, "ddp.hook", "mean", "ddp.sync_every above 1");
+        self.together(spec);
+        if 1 < ddp.sync_every {
+            // One that has nothing to do would count as much in the mean as those that have learnt.
+            let most = spec.train.global_batch.div_ceil(spec.train.micro_batch.max(1));
+            let ranks = spec.gang.ranks;
+            self.that(ranks <= most, "gang.ranks", || {
+                format!("expected at most {most} with ddp.sync_every above 1, the micro batches of a step, got {ranks}")
+            });
         }
-        if ddp.shard == Shard::Zero1 {
+    }
+
+    /// Settings that cannot both be.
+    fn together(&mut self, spec: &JobSpec) {
+        let ddp = &spec.ddp;
+        let (is_tree, is_local) = (ddp.reduction == Reduction::FixedTree, 1 < ddp.sync_every);
+        let is_sharded = ddp.shard == Shard::Zero1;
+        let (tree, local, zero1) =
+            ("ddp.reduction = \"fixed-tree\"", "ddp.sync_every above 1", "ddp.shard = \"zero1\"");
+        if ddp.hook != Hook::Mean {
+            let hook = ("ddp.hook", "\"mean\"", &ddp.hook);
+            self.excluded(is_tree, hook, tree);
+            self.excluded(is_sharded, hook, zero1);
+            self.excluded(is_local, hook, local);
+        }
+        if is_sharded {
+            let shard = ("ddp.shard", "\"none\"", &ddp.shard);
             let is_lamb = matches!(spec.train.optimizer, OptimizerSpec::Lamb(_));
-            self.excluded(is_lamb, "ddp.shard", "none", "the optimizer `lamb`");
-            self.excluded(is_local, "ddp.shard", "none", "ddp.sync_every above 1");
+            self.excluded(is_lamb, shard, "train.optimizer.name = \"lamb\"");
+            self.excluded(is_local, shard, local);
         }
         if ddp.hook == Hook::PowerSgd {
             // What it keeps of earlier gradients would have another scale.
             let is_scaled = spec.train.precision == Precision::F16;
-            self.excluded(is_scaled, "ddp.hook", "another one", "train.precision = \"f16\"");
+            let hook = ("ddp.hook", "\"mean\", \"bf16\" or \"f16\"", &ddp.hook);
+            self.excluded(is_scaled, hook, "train.precision = \"f16\"");
         }
         if is_local {
-            let has_mean = spec.train.ema.is_some();
-            self.excluded(has_mean, "ddp.sync_every", "1", "train.ema");
-            self.excluded(is_tree, "ddp.sync_every", "1", "ddp.reduction = \"fixed-tree\"");
+            let every = ("ddp.sync_every", "1", &ddp.sync_every);
+            self.excluded(spec.train.ema.is_some(), every, "train.ema");
+            self.excluded(is_tree, every, tree);
         }
         if 1 < ddp.groups {
-            self.excluded(
-                ddp.hook != Hook::Mean,
-                "ddp.groups",
-                "1",
-                "another ddp.hook than \"mean\"",
-            );
-            self.excluded(ddp.shard != Shard::None, "ddp.groups", "1", "ddp.shard = \"zero1\"");
+            let groups = ("ddp.groups", "1", &ddp.groups);
+            self.excluded(ddp.hook != Hook::Mean, groups, "a ddp.hook other than \"mean\"");
+            self.excluded(is_sharded, groups, zero1);
         }
         if ddp.sync_batch_norm {
-            self.excluded(is_local, "ddp.sync_batch_norm", "false", "ddp.sync_every above 1");
-            self.excluded(
-                is_tree,
-                "ddp.sync_batch_norm",
-                "false",
-                "ddp.reduction = \"fixed-tree\"",
-            );
+            let norm = ("ddp.sync_batch_norm", "false", &ddp.sync_batch_norm);
+            self.excluded(is_local, norm, local);
+            self.excluded(is_tree, norm, tree);
         }
         if ddp.digest == DigestCheck::Off {
-            let compares = ddp.compare_every != 0;
-            self.excluded(compares, "ddp.compare_every", "0", "ddp.digest = \"off\"");
+            let every = ("ddp.compare_every", "0", &ddp.compare_every);
+            self.excluded(ddp.compare_every != 0, every, "ddp.digest = \"off\"");
         }
     }
 
-    /// Two settings that cannot both be.
-    fn excluded(&mut self, is_so: bool, field: &str, expected: &str, with: &str) {
-        self.that(!is_so, field, || format!("expected {expected} with {with}"));
+    /// A field, what it may be, and what it is, beside another setting.
+    fn excluded(
+        &mut self,
+        is_so: bool,
+        (field, expected, got): (&str, &str, &impl Serialize),
+        with: &str,
+    ) {
+        self.that(!is_so, field, || {
+            // Numbers, booleans and names of variants only.
+            let got = serde_json::to_string(got).unwrap_or_default();
+            format!("expected {expected} with {with}, got {got}")
+        });
     }
 }
