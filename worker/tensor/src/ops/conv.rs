@@ -116,6 +116,10 @@ impl Operation for Conv2d {
         }
     }
 
+    fn is_rectified(&self) -> bool {
+        self.relu
+    }
+
     fn gradient<T: Real>(&self, which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
         let [x, w] = [&chain.inputs[0], &chain.inputs[1]];
         let Some(shape) = self.shape(x.meta, w.meta) else { return };

@@ -124,6 +124,20 @@ macro_rules! ops {
                 }
             }
 
+            /// Whether a ReLU is all that `rewrite_gradient` goes back through.
+            pub(crate) fn is_rectified(&self) -> bool {
+                match self {
+                    $(Self::$variant $(($field))? => ($make).is_rectified(),)+
+                }
+            }
+
+            /// Whether `gradient` can leave out what a ReLU before it would stop.
+            pub(crate) fn stops_gradient(&self) -> bool {
+                match self {
+                    $(Self::$variant $(($field))? => ($make).stops_gradient(),)+
+                }
+            }
+
             /// An input whose gradient is the result's, handed on without a copy.
             pub fn passes_on(&self, inputs: &[&Meta]) -> Option<usize> {
                 match self {

@@ -51,6 +51,18 @@ pub(crate) trait Operation {
     /// the ReLU. Called before `prepare`; the chain has no gradient then.
     fn rewrite_gradient<T: Real>(&self, _chain: &Chain<'_, T>, _grad: &mut [T]) {}
 
+    /// Whether a ReLU is all that `rewrite_gradient` goes back through: it may be left out for a gradient that is 0 already
+    /// wherever the result is.
+    fn is_rectified(&self) -> bool {
+        false
+    }
+
+    /// Whether `gradient` can leave out what is due where the first input is not above 0, once
+    /// [`Chain::is_rectified`] says that it is the result of a ReLU.
+    fn stops_gradient(&self) -> bool {
+        false
+    }
+
     /// An input whose gradient is the result's, as `rewrite_gradient` leaves it: where nothing was written yet, it is
     /// handed on instead of copied.
     fn passes_on(&self, _inputs: &[&Meta]) -> Option<usize> {
@@ -101,6 +113,9 @@ pub(crate) struct Chain<'a, T> {
     pub(crate) grad: &'a [T],
     /// What [`Operation::prepare`] computed; empty while it runs.
     pub(crate) prepared: &'a [T],
+    /// Whether the gradient of the first input is only wanted where that is above 0 (or NaN). Set where
+    /// [`Operation::stops_gradient`] only.
+    pub(crate) is_rectified: bool,
     pub(crate) threads: &'a Threads,
     /// As in [`Forward`].
     pub(crate) peers: Option<&'a dyn Peers>,

@@ -261,15 +261,24 @@ impl Operation for MaxPool2d {
         Ok(())
     }
 
-    /// Each window's gradient goes to the first of its elements that equals the result.
+    fn stops_gradient(&self) -> bool {
+        true
+    }
+
+    /// Each window's gradient goes to the first of its elements that equals the result: behind a ReLU to none where that
+    /// is 0.
     fn gradient<T: Real>(&self, _which: usize, chain: &Chain<'_, T>, to: Target<'_, T>) {
         let x = &chain.inputs[0];
         if Squares::fit(&self.0, x.meta) {
             let from = [x.floats, chain.output, chain.grad];
-            return Squares::of(x.meta).hand_back(from, to, chain.threads);
+            let is_stopped = chain.is_rectified;
+            return Squares::of(x.meta).hand_back(from, is_stopped, to, chain.threads);
         }
         backward(&self.0, chain, to, |dst, [x, y, g], window| {
             let y = y[window.place];
+            if chain.is_rectified && y <= T::ZERO {
+                return;
+            }
             let is_it = |&at: &usize| x[at] == y || is_nan(y) && is_nan(x[at]);
             if let Some(at) = window.rows().flatten().find(is_it) {
                 dst[at] += g[window.place];

@@ -45,8 +45,18 @@ struct NodeGrad<T> {
     /// Whether the seeds depend on it and a parameter's gradient on it.
     marked: bool,
     is_seed: bool,
+    reach: Reach,
     /// From the first contribution on.
     values: Option<Vec<T>>,
+}
+
+/// Where a gradient may be other than 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Reach {
+    #[default]
+    Everywhere,
+    /// Where the node's value is above 0 (or NaN): all contributions left out the rest.
+    AboveZero,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -141,6 +151,7 @@ impl<T: Real> Tape<T> {
         for grad in &mut self.grads.nodes {
             grad.marked = false;
             grad.is_seed = false;
+            grad.reach = Reach::Everywhere;
             grad.values = None;
         }
         for &(value, _) in seeds {
@@ -229,11 +240,23 @@ impl<T: Real> Tape<T> {
         sink: &mut dyn GradSink<T>,
     ) -> Result<(), OpError> {
         let input = self.nodes[place].inputs[which] as usize;
+        let is_stopped = self.stops(place, which);
+        let grad = &mut self.grads.nodes[input];
+        let was_stopped = grad.values.is_none() || grad.reach == Reach::AboveZero;
+        grad.reach = if is_stopped && was_stopped { Reach::AboveZero } else { Reach::Everywhere };
         self.contribute(input, sink, |tape, grads, to| {
             tape.with_chain(place, grads, weights, |op, chain| {
                 T::gradient(op, which, chain, to);
             });
         })
+    }
+
+    /// Whether a node leaves out of its contribution what the ReLU that its input comes from would stop.
+    fn stops(&self, place: usize, which: usize) -> bool {
+        let node = &self.nodes[place];
+        let input = &self.nodes[node.inputs[which] as usize];
+        let is_rectified = input.op.as_ref().is_some_and(Op::is_rectified);
+        which == 0 && is_rectified && node.op.as_ref().is_some_and(Op::stops_gradient)
     }
 
     /// The input that a node's gradient may be handed on to, after all others had their share: no parameter, whose
@@ -248,6 +271,9 @@ impl<T: Real> Tape<T> {
     }
 
     fn rewrite(&mut self, place: usize, weights: &[T]) {
+        if self.grads.nodes[place].reach == Reach::AboveZero {
+            return;
+        }
         let mut grad = self.grads.nodes[place].values.take().unwrap_or_default();
         self.with_chain(place, &self.grads, weights, |op, chain| {
             T::rewrite_gradient(op, chain, &mut grad);
@@ -286,6 +312,7 @@ impl<T: Real> Tape<T> {
             saved: &node.saved,
             grad: grads.nodes[place].values.as_deref().unwrap_or_default(),
             prepared: &grads.prepared,
+            is_rectified: self.stops(place, 0),
             threads: &self.threads,
             peers: self.peers.as_deref(),
         };
