@@ -73,6 +73,13 @@ async fn settings_that_contradict_each_other_are_refused_by_name() -> anyhow::Re
         (&["ddp.shard=zero1", "ddp.sync_every=2", "ddp.reduction=fast"], "ddp.shard"),
         (&["ddp.sync_every=2"], "ddp.sync_every"),
         (&["ddp.digest=off"], "ddp.compare_every"),
+        (&["ddp.groups=9"], "ddp.groups"),
+        (&["ddp.groups=2", "ddp.shard=zero1"], "ddp.groups"),
+        (&["ddp.sync_batch_norm=true"], "ddp.sync_batch_norm"),
+        (
+            &["ddp.sync_every=2", "ddp.reduction=fast", "train.micro_batch=64", "gang.ranks=3"],
+            "gang.ranks",
+        ),
     ] {
         let error = service.submit(JOB, settings).unwrap_err().to_string();
         assert!(error.contains(field), "{settings:?}: {error}");

@@ -20,7 +20,7 @@ use crate::{
     Board, GroupError, Phase, Plan, ReduceOp, SumOrder, Topology, What,
     control::Control,
     net::{Call, Deadline, EXCHANGES, Mesh, Moves, Numbers, Transfer},
-    op::Op,
+    op::{Kind, Op},
     part_of,
     split::Split,
     verdict::Verdict,
@@ -173,6 +173,22 @@ impl CpuGroup {
                 Err(error)
             }
         }
+    }
+
+    /// A reduction from its first round to its last.
+    fn reduce_all(
+        &mut self,
+        what: What,
+        lease: Lease,
+        span: Span,
+        reduction: Reduction<'_>,
+    ) -> Result<Lease, GroupError> {
+        let Reduction { op, order, is_scatter } = reduction;
+        self.check_order(order, op, span.dtype)?;
+        let kind = if is_scatter { Kind::ReduceScatter } else { Kind::AllReduce };
+        let op = Op::new(kind, what, span, op.combine());
+        let body = |group: &mut Self, lease: &Lease| group.reduce(op, lease, span, reduction);
+        self.on_numbers(op, lease, span, body).map(|(lease, ())| lease)
     }
 
     /// This rank's part of a reduction, between the rounds.

@@ -75,6 +75,11 @@ impl Topology {
         self.nodes.last().map_or(0, |ranks| ranks.end)
     }
 
+    /// How many ranks each node has.
+    pub fn node_sizes(&self) -> Vec<usize> {
+        (0..self.node_count()).map(|node| self.members(node).len()).collect()
+    }
+
     /// How many nodes there are.
     pub fn node_count(&self) -> usize {
         self.nodes.len()

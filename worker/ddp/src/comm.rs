@@ -117,12 +117,16 @@ impl Comm {
         self.send(Command::Reduce(launch));
     }
 
-    /// Waits until everything that was sent is done, and takes what was found in it.
-    pub(crate) fn take_findings(&mut self, see: impl FnMut(Reply)) -> Result<Findings, GroupError> {
+    /// Waits until everything that was sent is done, shows every reply, and asks the thread.
+    pub(crate) fn ask<T: Send + 'static>(
+        &mut self,
+        question: impl FnOnce(&mut Worker) -> T + Send + 'static,
+        see: impl FnMut(Reply),
+    ) -> Result<T, GroupError> {
         let (sender, receiver) = mpsc::channel();
         self.send(Command::Run(Box::new(move |worker| {
             // The receiver waits for the end of this task.
-            sender.send(worker.group.take_findings()).ok();
+            sender.send(question(worker)).ok();
             Ok(())
         })));
         self.replies(see)?;
@@ -207,6 +211,11 @@ impl Worker {
     /// The group, for collectives between steps.
     pub(crate) fn group(&mut self) -> &mut dyn ProcessGroup {
         &mut *self.group
+    }
+
+    /// What was found since the last vote, for that of another lane.
+    pub(crate) fn take_findings(&mut self) -> Findings {
+        self.group.take_findings()
     }
 
     /// What the hook carries from step to step.

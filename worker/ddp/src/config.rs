@@ -105,7 +105,7 @@ impl ReducerConfig {
         ];
         settings.extend(self.settings.iter().cloned());
         Plan {
-            nodes: (0..topology.node_count()).map(|node| topology.members(node).len()).collect(),
+            nodes: topology.node_sizes(),
             arena_len: scratch_start(layout) + SCRATCH_LEN,
             slots,
             settings,

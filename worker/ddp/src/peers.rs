@@ -23,7 +23,6 @@ pub struct BatchPeers(Mutex<Inner>);
 struct Inner {
     /// Gone once it is left or given up.
     joined: Option<Joined>,
-    order: SumOrder,
     /// How many numbers each sum of the grain in work had, forward and backward.
     sums: Vec<usize>,
     is_rehearsal: bool,
@@ -34,30 +33,21 @@ struct Inner {
 struct Joined {
     group: CpuGroup,
     arena: OwnArena,
+    order: SumOrder,
 }
 
 impl BatchPeers {
     /// The plan of the group.
     pub(crate) fn plan(topology: &Topology) -> Plan {
-        Plan {
-            nodes: (0..topology.node_count()).map(|node| topology.members(node).len()).collect(),
-            arena_len: 2 * PIECE_LEN,
-            slots: 1,
-            ..Plan::default()
-        }
+        Plan { nodes: topology.node_sizes(), arena_len: 2 * PIECE_LEN, slots: 1, ..Plan::default() }
     }
 
     pub(crate) fn new(formed: Formed) -> Self {
         let Formed { group, arena, board: _ } = formed;
         let order = SumOrder::in_rank_order(0..group.world_size());
-        let joined = Some(Joined { group, arena });
-        Self(Mutex::new(Inner {
-            joined,
-            order,
-            sums: Vec::new(),
-            is_rehearsal: false,
-            failed: None,
-        }))
+        let joined = Some(Joined { group, arena, order });
+        let (sums, is_rehearsal, failed) = (Vec::new(), false, None);
+        Self(Mutex::new(Inner { joined, sums, is_rehearsal, failed }))
     }
 
     /// Before a grain's forward pass.
@@ -152,24 +142,28 @@ impl Inner {
     }
 
     fn meet(&mut self) -> Result<(), GroupError> {
-        if self.failed.is_none()
-            && let Some(Joined { group, .. }) = &mut self.joined
-            && let Err(error) = group.barrier()
-        {
-            self.failed = Some(error);
+        let met = self.joined().and_then(|joined| joined.group.barrier());
+        if let Err(error) = &met {
+            self.failed.get_or_insert_with(|| error.clone());
         }
-        self.failed.clone().map_or(Ok(()), Err)
+        met
+    }
+
+    /// The group, as long as all is well.
+    fn joined(&mut self) -> Result<&mut Joined, GroupError> {
+        match (&self.failed, &mut self.joined) {
+            (Some(error), _) => Err(error.clone()),
+            (None, Some(joined)) => Ok(joined),
+            (None, None) => Err(GroupError::Aborted { by: None }),
+        }
     }
 
     fn sum_piece(&mut self, piece: &mut [f64]) -> Result<(), GroupError> {
-        let Some(Joined { group, arena }) = self.joined.as_mut().filter(|_| self.failed.is_none())
-        else {
-            return Err(GroupError::Aborted { by: None });
-        };
+        let Joined { group, arena, order } = self.joined()?;
         arena.doubles_mut(0, piece.len()).copy_from_slice(piece);
         let lease: Lease = arena.lease(0..1, 0..2 * piece.len());
         let span = Span { first: 0, dtype: Dtype::F64, len: piece.len() };
-        group.all_reduce(What::Numbers, lease, span, ReduceOp::Sum, &self.order)?;
+        group.all_reduce(What::Numbers, lease, span, ReduceOp::Sum, order)?;
         piece.copy_from_slice(arena.doubles_mut(0, piece.len()));
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! One line a job's log has of every attempt: how its ranks train together. And a warning for what has no effect.
 
-use lockstep_api::{DigestCheck, Hook, LogLevel, LogSource, Reduction, Shard};
+use lockstep_api::{DigestCheck, Hook, LogLevel, LogSource, Reduction, Shard, Transport};
 
 use crate::train::Trainer;
 
@@ -16,7 +16,7 @@ impl Trainer {
         }
     }
 
-    /// "2 ranks on 1 node; 8 micro batches a step; 1 bucket of at most 25 MiB, …".
+    /// "2 ranks on 1 node, shared memory; 8 micro batches a step; 1 bucket of 0.10 MiB in all; …".
     fn how(&self) -> String {
         let (reducer, ddp) = (&self.ready.reducer, &self.spec.ddp);
         let buckets = &reducer.plan().buckets;
@@ -34,8 +34,8 @@ impl Trainer {
                 format!(", {inside}{encrypted}")
             }
         };
-        let places = match self.spec.ddp.transport {
-            lockstep_api::Transport::Tcp => String::new(),
+        let places = match ddp.transport {
+            Transport::Tcp => String::new(),
             _ => format!(" on {}", count(nodes, "node", "nodes")),
         };
         let floats: usize = buckets.iter().map(|bucket| bucket.range.len()).sum();
@@ -45,8 +45,8 @@ impl Trainer {
             format!("{} a step", count(grains, "micro batch", "micro batches")),
             format!("{} of {mib:.2} MiB in all", count(buckets.len(), "bucket", "buckets")),
             match ddp.reduction {
-                Reduction::Fast => "added rank by rank".to_owned(),
-                Reduction::FixedTree => "added along the fixed tree".to_owned(),
+                Reduction::Fast => "the fast reduction".to_owned(),
+                Reduction::FixedTree => "the fixed-tree reduction".to_owned(),
             },
         ];
         match ddp.hook {
@@ -82,7 +82,7 @@ impl Trainer {
         if grains < world {
             let idle = world - grains;
             found.push(format!(
-                "a step has no more than {grains} micro batches, so {idle} of the {world} ranks never have anything to do"
+                "a step has no more than {grains} micro batches for {world} ranks: {idle} always idle"
             ));
         }
         if ddp.hook == Hook::PowerSgd && steps <= ddp.power_sgd.start_step {
@@ -99,10 +99,10 @@ impl Trainer {
             found
                 .push("ddp.sync_batch_norm has no effect: the model has no batch norms".to_owned());
         }
-        if self.ready.reducer.plan().buckets.len() < ddp.groups as usize {
-            let (groups, buckets) = (ddp.groups, self.ready.reducer.plan().buckets.len());
+        let (groups, buckets) = (ddp.groups as usize, self.ready.reducer.plan().buckets.len());
+        if buckets < groups {
             found.push(format!(
-                "ddp.groups is {groups}, but there are {buckets} buckets to go through them"
+                "ddp.groups is {groups}: more than there are buckets to go through them ({buckets})"
             ));
         }
         found

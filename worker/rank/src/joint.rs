@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use lockstep_api::FailureCode;
 use lockstep_ddp::{BatchPeers, GroupError};
-use lockstep_models::Mode;
 use lockstep_tensor::{Accumulate, GradBuffer, Peers};
 
 use crate::failure::Failure;
@@ -87,15 +86,6 @@ impl Trainer {
         peers.end_rehearsal();
         let done = done.map_err(|error| error.failure(self.call("loss", &samples)))?;
         done.map_err(|error| self.no_gradient(&error))
-    }
-
-    /// Whichever rank has the grain, its dropout is the same.
-    pub(crate) fn mode(&self, step: u64, grain: usize) -> Mode {
-        Mode::Train {
-            key: crate::order::sample_seed(self.spec.train.seed, step, grain as u64),
-            precision: self.spec.train.precision,
-            checkpointing: self.spec.train.activation_checkpointing,
-        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use lockstep_api::{FailureCode, JobSpec, Phase, Rank, RankConfig};
 use lockstep_ddp::{GrainSums, Intent, StepOutcome, Votes};
+use lockstep_models::Mode;
 use lockstep_sandbox::Batch;
 use lockstep_tensor::{OpError, StepFactors};
 
@@ -206,6 +207,15 @@ impl Trainer {
         let sums = GrainSums { loss_sum: value.sum, weight: value.weight, metrics };
         self.ready.reducer.finish_grain(grain, &sums);
         Ok(())
+    }
+
+    /// Whichever rank has the grain, its dropout is the same.
+    pub(crate) fn mode(&self, step: u64, grain: usize) -> Mode {
+        Mode::Train {
+            key: sample_seed(self.spec.train.seed, step, grain as u64),
+            precision: self.spec.train.precision,
+            checkpointing: self.spec.train.activation_checkpointing,
+        }
     }
 
     /// The loss guest's graph does not lead to a sum that has a gradient.

@@ -154,6 +154,38 @@ fn losses_that_depend_on_other_batch_norms_are_the_jobs_fault_and_nobody_waits()
     }
 }
 
+#[test]
+fn the_log_says_how_ranks_train_together_and_what_has_no_effect() {
+    let spec = with(
+        3,
+        &[
+            ("/ddp/hook", json!("power-sgd")),
+            ("/ddp/sync_batch_norm", json!(true)),
+            ("/train/micro_batch", json!(64)),
+        ],
+    );
+    let outcome = trained(&spec);
+    let said = |rank: usize| -> Vec<&str> {
+        let messages = outcome.messages[rank].iter();
+        let texts = messages.filter_map(|message| match message {
+            RankMessage::Log { text, .. } => Some(text.as_str()),
+            _ => None,
+        });
+        texts.collect()
+    };
+    assert_eq!(
+        said(0),
+        [
+            "3 ranks on 1 node, shared memory; 2 micro batches a step; 1 bucket of 0.01 MiB in all; the fast reduction; \
+             PowerSGD of rank 1",
+            "a step has no more than 2 micro batches for 3 ranks: 1 always idle",
+            "ddp.power_sgd.start_step is 1000, the job has 24 steps: nothing is compressed",
+            "ddp.sync_batch_norm has no effect: the model has no batch norms",
+        ]
+    );
+    assert_eq!(said(1), [""; 0]);
+}
+
 /// Writes over every copy of `old` in the private memory of a process; says how many there were.
 fn replace_in(pid: u32, old: &[u8], new: &[u8]) -> usize {
     let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).unwrap();

@@ -55,6 +55,26 @@ fn a_range_is_not_leased_twice() {
 }
 
 #[test]
+#[should_panic(expected = "a lease of another arena")]
+fn a_lease_is_good_for_its_own_arena_only() {
+    let (mut arena, _own) = mapped(&sized(SHAPE), SHAPE, 0);
+    let (_, mut others) = mapped(&sized(SHAPE), SHAPE, 0);
+    others.floats_mut(&arena.lease(0..1, 10..20));
+}
+
+#[test]
+#[should_panic(expected = "lane 1 with a lease for 0")]
+fn a_lease_is_good_for_its_own_lane_only() {
+    let bytes = CONTROL_BYTES + SHAPE.bytes();
+    let map = Arc::new(Mapping::of_file(sized(SHAPE), bytes, CONTROL_BYTES).unwrap());
+    let (mut arena, mut lanes) = map.take_floats(SHAPE, 0, 2).unwrap();
+    let lease = arena.lease_for(1, 0..1, 10..20);
+    lanes[1].floats_mut(&lease).fill(1.0);
+    drop(lease);
+    lanes[1].floats_mut(&arena.lease(0..1, 10..20));
+}
+
+#[test]
 fn beside_a_lease_and_after_it_the_arena_is_free() {
     let (mut arena, _) = mapped(&sized(SHAPE), SHAPE, 0);
     let lease = arena.lease(0..1, 10..20);

@@ -52,11 +52,7 @@ impl ProcessGroup for CpuGroup {
         op: ReduceOp,
         order: &SumOrder,
     ) -> Result<Lease, GroupError> {
-        self.check_order(order, op, span.dtype)?;
-        let reduction = Reduction { op, order, is_scatter: false };
-        let op = Op::new(Kind::AllReduce, what, span, op.combine());
-        let body = |group: &mut Self, lease: &Lease| group.reduce(op, lease, span, reduction);
-        self.on_numbers(op, lease, span, body).map(|(lease, ())| lease)
+        self.reduce_all(what, lease, span, Reduction { op, order, is_scatter: false })
     }
 
     fn all_reduce_and_vote(
@@ -79,11 +75,7 @@ impl ProcessGroup for CpuGroup {
         op: ReduceOp,
         order: &SumOrder,
     ) -> Result<Lease, GroupError> {
-        self.check_order(order, op, span.dtype)?;
-        let reduction = Reduction { op, order, is_scatter: true };
-        let op = Op::new(Kind::ReduceScatter, what, span, op.combine());
-        let body = |group: &mut Self, lease: &Lease| group.reduce(op, lease, span, reduction);
-        self.on_numbers(op, lease, span, body).map(|(lease, ())| lease)
+        self.reduce_all(what, lease, span, Reduction { op, order, is_scatter: true })
     }
 
     fn all_gather(&mut self, what: What, lease: Lease, span: Span) -> Result<Lease, GroupError> {

@@ -139,8 +139,7 @@ impl CpuGroup {
     ) -> Result<(Formed, usize, Vec<NodeArenas>), GroupError> {
         let Place { started, deadline, .. } = place;
         let Join { memory, rank, ref topology, ref network, timeout, threads_per_rank, .. } = *join;
-        let sizes: Vec<usize> =
-            (0..topology.node_count()).map(|node| topology.members(node).len()).collect();
+        let sizes = topology.node_sizes();
         assert!(plan.nodes == sizes, "a plan for {:?}, the topology is {sizes:?}", plan.nodes);
         assert!(topology.node_count() == 1 || network.is_some(), "several nodes need a network");
         let node = topology.node_of(rank);

@@ -144,13 +144,7 @@ impl Reducer {
     /// What the hook carries from step to step: this rank's.
     fn hook_state(&mut self) -> Result<HookState, GroupError> {
         assert!(self.step.is_none(), "hook_state during a step");
-        let (sender, receiver) = std::sync::mpsc::channel();
-        self.comm.run(move |worker| {
-            // The receiver waits for the end of this task.
-            sender.send(worker.hook_state()).ok();
-            Ok(())
-        })?;
-        receiver.recv().map_err(|_| GroupError::Aborted { by: None })
+        self.comm.ask(|worker| worker.hook_state(), |_| {})
     }
 
     /// What the hook carries from step to step, after all ranks have taken equal parts of what they have left over
@@ -178,13 +172,7 @@ impl Reducer {
         assert!(self.step.is_none(), "restore_hook during a step");
         let world = self.world_size() as f32;
         state.leftovers.iter_mut().for_each(|leftover| *leftover /= world);
-        let (sender, receiver) = std::sync::mpsc::channel();
-        self.comm.run(move |worker| {
-            // The receiver waits for the end of this task.
-            sender.send(worker.restore_hook(&state)).ok();
-            Ok(())
-        })?;
-        Ok(receiver.recv().map_err(|_| GroupError::Aborted { by: None })??)
+        Ok(self.comm.ask(move |worker| worker.restore_hook(&state), |_| {})??)
     }
 
     /// Finds out where `weights`, as long as the gradients, differ between ranks; all ranks call it.

@@ -7,7 +7,11 @@ use lockstep_shm::monotonic_ns;
 use lockstep_tensor::ParamId;
 
 use super::{Reducer, step::Orders};
-use crate::{BucketSpan, HookKind, Reduction, Votes, comm::Launch, grains_of, tree};
+use crate::{
+    BucketSpan, HookKind, Reduction, Votes,
+    comm::{Comm, Launch, Worker},
+    grains_of, tree,
+};
 
 impl Reducer {
     pub(crate) fn ready(&mut self, param: ParamId) {
@@ -84,32 +88,33 @@ impl Reducer {
     /// Launches what is left, the last bucket with the votes, which need to know what the other lanes have found.
     pub(super) fn launch_rest(&mut self, votes: Votes) -> Result<(), GroupError> {
         while let Some(step) = &self.step
-            && step.launched < self.plan.buckets.len()
+            && step.launched + 1 < self.plan.buckets.len()
         {
-            let is_last = step.launched + 1 == self.plan.buckets.len();
-            let ballot = Ballot {
-                step: step.step,
-                grains_total: step.grains_total as u64,
-                grains: step.grains.clone(),
-                intent: votes.intent,
-                non_finite: votes.non_finite || step.non_finite,
-                // What was reduced comes to it when the bucket is launched.
-                digest: votes.weights_digest,
-            };
-            if !is_last {
-                self.launch_next(None);
-                continue;
-            }
-            let findings = self.findings()?;
-            self.launch_next(Some((ballot, findings)));
+            self.launch_next(None);
         }
+        let findings = self.findings()?;
+        let Some(step) = self.step.as_ref().filter(|step| step.launched < self.launch_order.len())
+        else {
+            return Ok(());
+        };
+        let ballot = Ballot {
+            step: step.step,
+            grains_total: step.grains_total as u64,
+            grains: step.grains.clone(),
+            intent: votes.intent,
+            non_finite: votes.non_finite || step.non_finite,
+            // What was reduced comes to it when the bucket is launched.
+            digest: votes.weights_digest,
+        };
+        self.launch_next(Some((ballot, findings)));
         Ok(())
     }
 
     /// What the other lanes have found in this step.
     fn findings(&mut self) -> Result<Vec<Findings>, GroupError> {
         let Some(step) = &mut self.step else { return Ok(Vec::new()) };
-        self.more.iter_mut().map(|comm| comm.take_findings(|reply| step.see(reply))).collect()
+        let mut take = |comm: &mut Comm| comm.ask(Worker::take_findings, |reply| step.see(reply));
+        self.more.iter_mut().map(&mut take).collect()
     }
 
     pub(super) fn orders_for(&mut self, grains_total: usize) -> Orders {
