@@ -4,7 +4,7 @@ CREATE TYPE job_state AS ENUM ('queued', 'active', 'paused', 'cancelling', 'succ
 CREATE TYPE attempt_state AS ENUM ('placing', 'starting', 'running', 'recovering', 'stopping', 'ended');
 CREATE TYPE attempt_outcome AS ENUM ('succeeded', 'failed', 'lease_lost', 'cancelled');
 CREATE TYPE phase AS ENUM ('starting', 'forming', 'data', 'forward', 'backward', 'reduce', 'optimizer', 'checkpoint',
-                           'evaluation', 'done');
+                           'evaluation', 'recovering', 'done');
 
 CREATE TABLE job (
     job_id              uuid PRIMARY KEY,
@@ -58,6 +58,8 @@ CREATE TABLE attempt (
     lease_expires_at     timestamptz NOT NULL,
     -- Until when every rank's endpoints must be known; absent when its ranks share one group memory.
     rendezvous_by        timestamptz,
+    -- While it recovers: since when.
+    recovering_since     timestamptz,
     -- When a stop was asked for: after the grace the ranks are killed.
     stop_requested_at    timestamptz,
     created_at           timestamptz NOT NULL,
@@ -71,19 +73,38 @@ CREATE TABLE attempt (
 -- At most one attempt of a job is at work.
 CREATE UNIQUE INDEX attempt_is_the_only_one_at_work ON attempt (job_id) WHERE state <> 'ended';
 
--- The ranks of an attempt under one generation.
+-- A group of an attempt's ranks: another one after each repair. How long a repair took is the time from its verdict, or from
+-- began_at, to first_step_at.
+CREATE TABLE group_generation (
+    project_id    uuid NOT NULL REFERENCES project,
+    attempt_id    uuid NOT NULL REFERENCES attempt,
+    generation    bigint NOT NULL,
+    world_size    integer NOT NULL,
+    began_at      timestamptz NOT NULL,
+    formed_at     timestamptz,
+    first_step_at timestamptz,
+    PRIMARY KEY (attempt_id, generation)
+);
+
+-- The processes of an attempt: one a rank, and another when a rank is lost and replaced.
 CREATE TABLE group_member (
     project_id uuid NOT NULL REFERENCES project,
     attempt_id uuid NOT NULL REFERENCES attempt,
+    -- Counts the attempt's processes.
+    process    integer NOT NULL,
     rank       integer NOT NULL,
     node_id    uuid NOT NULL REFERENCES node,
     device     device_kind NOT NULL,
     slot_index integer NOT NULL,
     -- Ranks of an attempt with the same number share a group memory; others reach each other over TCP.
     memory_index integer NOT NULL,
-    -- Where its socket listens, once its node has said so: `ip:port`, best first.
+    -- The generation it was started under.
+    first_generation bigint NOT NULL,
+    -- When it was given up and another process took its rank: it belongs to the group no more.
+    evicted_at timestamptz,
+    -- Where its socket listens, once its node has said so: `ip:port`, best first. Of the present generation.
     endpoints  text[],
-    -- When its node said that everything is there that it needs.
+    -- When its node said that everything is there that it needs. Of the present generation.
     prepared_at timestamptz,
     pid        integer,
     phase      phase,
@@ -91,10 +112,12 @@ CREATE TABLE group_member (
     exit_code  integer,
     signal     integer,
     finished_at timestamptz,
-    -- When the node said that the process is gone. Until then its slot is held.
+    -- When the node said that the process is gone, or its slot went over to the process that replaces it. Until then its
+    -- slot is held.
     released_at timestamptz,
-    PRIMARY KEY (attempt_id, rank)
+    PRIMARY KEY (attempt_id, process)
 );
+CREATE UNIQUE INDEX group_member_has_its_rank_alone ON group_member (attempt_id, rank) WHERE evicted_at IS NULL;
 -- One rank a slot.
 CREATE UNIQUE INDEX group_member_holds_its_slot_alone ON group_member (node_id, device, slot_index)
     WHERE released_at IS NULL;

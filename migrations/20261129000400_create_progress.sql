@@ -4,7 +4,7 @@ CREATE TYPE blame AS ENUM ('user', 'infrastructure');
 CREATE TYPE failure_code AS ENUM ('peer_gone', 'not_entered', 'node_lost', 'rendezvous_timeout',
     'interface_unreachable', 'plan_mismatch', 'diverged', 'non_finite', 'guest_trap', 'guest_time_limit', 'guest_memory_limit',
     'guest_stack_overflow', 'guest_output_limit', 'guest_shape', 'guest_error', 'prepare_failed', 'checkpoint_failed',
-    'rank_error');
+    'heal_failed', 'rank_error');
 CREATE TYPE log_source AS ENUM ('rank', 'guest', 'stderr', 'agent');
 CREATE TYPE log_level AS ENUM ('debug', 'info', 'warn', 'error');
 CREATE TYPE job_event_kind AS ENUM ('state', 'metrics', 'log', 'failure', 'checkpoint');
@@ -72,7 +72,7 @@ CREATE TABLE failure (
     job_id     uuid NOT NULL REFERENCES job,
     attempt_id uuid NOT NULL REFERENCES attempt,
     generation bigint NOT NULL,
-    -- The first failure of an attempt is its verdict; later ones are filed as effects of it.
+    -- The first failure of a generation is its verdict; later ones are filed as effects of it.
     is_effect  boolean NOT NULL,
     code       failure_code NOT NULL,
     blame      blame NOT NULL,
@@ -86,7 +86,7 @@ CREATE TABLE failure (
     evidence   jsonb NOT NULL,
     at         timestamptz NOT NULL
 );
-CREATE UNIQUE INDEX failure_has_one_verdict_per_attempt ON failure (attempt_id) WHERE NOT is_effect;
+CREATE UNIQUE INDEX failure_has_one_verdict_per_generation ON failure (attempt_id, generation) WHERE NOT is_effect;
 CREATE INDEX failure_of_job ON failure (job_id, at DESC);
 
 CREATE TABLE checkpoint (

@@ -8,7 +8,7 @@ use std::{
 use anyhow::ensure;
 use lockstep_bench_ranks::{RankArguments, milliseconds, serve, take_core};
 use lockstep_collective::{
-    Bucket, CpuGroup, Dtype, Formed, Join, Network, OwnArena, Plan, PlanParam, ProcessGroup as _,
+    Bucket, CpuGroup, Dtype, Formed, Interrupt, Join, Network, OwnArena, Plan, PlanParam, ProcessGroup as _,
     ReduceOp, Span, SumOrder, Topology, What as Collective,
 };
 
@@ -84,6 +84,7 @@ impl Timed {
             timeout: TIMEOUT,
             threads_per_rank: threads,
             record: None,
+            interrupt: Interrupt::default(),
         };
         let Formed { group, arena, board: _ } = CpuGroup::form(&join, &plan(case))?;
         // Only now: the group counts the cores that its ranks may use.

@@ -90,22 +90,38 @@ pub struct Assignment {
     pub is_stopping: bool,
     /// World size of the whole gang.
     pub world_size: u32,
-    /// The ranks on this node, in order; `slot_index[i]` belongs to `ranks[i]`.
-    pub ranks: Vec<Rank>,
-    /// CPU slots they hold.
-    pub slot_index: Vec<i32>,
+    /// The ranks on this node, in order.
+    pub ranks: Vec<AssignedRank>,
     /// The job; components are digests, datasets are digests.
     pub spec: JobSpec,
     /// Files of the training dataset.
     pub train_files: Vec<DatasetFile>,
     /// Files of the evaluation dataset.
     pub eval_files: Vec<DatasetFile>,
-    /// Where to go on from.
+    /// Where to go on from, for ranks that begin the attempt.
     pub resume: Option<ResumeFrom>,
+    /// Steps that the server has heard of: ranks that go on tell again of those from here on.
+    pub steps_reported: Step,
     /// Good for this attempt only; ranks prove with it to each other and to the agent that they belong.
     pub attempt_key: String,
     /// How its ranks reach each other; absent when all of them share one group memory.
     pub network: Option<AssignedNetwork>,
+}
+
+/// One rank of an attempt on a node.
+///
+/// Under a new generation of the same attempt the agent keeps a rank whose `process` it runs, and tells it of the new
+/// group; it kills the processes that are no longer listed and starts those that it does not run, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct AssignedRank {
+    /// The rank.
+    pub rank: Rank,
+    /// The slot it holds.
+    pub slot_index: i32,
+    /// Counts the processes of the attempt: a rank that takes the place of a lost one is another process.
+    pub process: i32,
+    /// Whether its state comes from ranks that are alive, not from a checkpoint or the beginning.
+    pub heals: bool,
 }
 
 /// How the ranks of an attempt reach each other over TCP.

@@ -42,9 +42,18 @@ pub struct RankConfig {
     /// File descriptor of the memfd of the ranks of this rank's entry in [`RankNetwork::nodes`] (of all ranks without a
     /// network), inherited; empty at first, sized by the first of them.
     pub group_fd: i32,
+    /// File descriptor of this rank's listening TCP socket, inherited; bound by the agent. There when `network` is.
+    #[serde(default)]
+    pub listener_fd: Option<i32>,
     /// How ranks on different nodes reach each other; `None` when all ranks share one group memory.
     #[serde(default)]
     pub network: Option<RankNetwork>,
+    /// Whether the state comes from ranks that are alive: `init_path` and `resume_path` are not read then.
+    #[serde(default)]
+    pub heals: bool,
+    /// Steps that the server has heard of.
+    #[serde(default)]
+    pub steps_reported: Step,
     /// This rank's flight record, a file made by the agent.
     pub flight_record_path: String,
     /// The loader component.
@@ -70,8 +79,6 @@ pub struct RankConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankNetwork {
-    /// This rank's listening TCP socket, inherited; bound by the agent.
-    pub listener_fd: i32,
     /// Which ranks share a group memory: contiguous, in order, every rank once.
     pub nodes: Vec<Vec<Rank>>,
     /// Where each rank listens, in order of rank: candidates as `ip:port`, best first.
@@ -136,6 +143,8 @@ pub enum RankMessage {
     },
     /// Something broke; the rank leaves with status 1 after this.
     Failed(FailureReport),
+    /// The group broke, as the report says; the rank lives, keeps its state and waits for [`AgentMessage::Regroup`].
+    Interrupted(FailureReport),
     /// Training is over; the rank leaves with status 0 once the agent has answered [`AgentMessage::Released`].
     Done,
 }
@@ -146,6 +155,27 @@ pub enum RankMessage {
 pub enum AgentMessage {
     /// Leave after the step you are in: all ranks agree on which, by the flag in the bucket header.
     Stop,
+    /// Another rank is lost: give the group up and wait for the next one.
+    Interrupt,
+    /// The next group. With the message's first octet come file descriptors: the memory of the group, and the rank's
+    /// listening socket if there is a network.
+    Regroup(Regroup),
     /// Answer to [`RankMessage::Done`]: everything reported is safe on the agent's disk.
     Released,
+}
+
+/// A rank's place in the next group of its attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Regroup {
+    /// Fencing number.
+    pub generation: Generation,
+    /// This rank.
+    pub rank: Rank,
+    /// How many there are.
+    pub world_size: u32,
+    /// How ranks on different nodes reach each other; `None` when all ranks share one group memory.
+    pub network: Option<RankNetwork>,
+    /// Steps that the server has heard of: the rank whose state goes on tells again of those from here on.
+    pub steps_reported: Step,
 }

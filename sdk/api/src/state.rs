@@ -127,6 +127,8 @@ labels! {
         PrepareFailed = "prepare_failed",
         /// A checkpoint could not be written or read.
         CheckpointFailed = "checkpoint_failed",
+        /// No rank that was left had the state that the new ones need.
+        HealFailed = "heal_failed",
         /// A rank ended with an error that has no code of its own.
         RankError = "rank_error",
     }
@@ -168,6 +170,8 @@ labels! {
         Checkpoint = "checkpoint",
         /// Evaluation pass.
         Evaluation = "evaluation",
+        /// The group broke: waiting for the next one, and for the state of the rank that goes on.
+        Recovering = "recovering",
         /// Finished.
         Done = "done",
     }
@@ -216,7 +220,8 @@ impl FailureCode {
             | Self::InterfaceUnreachable
             | Self::Diverged
             | Self::PrepareFailed
-            | Self::CheckpointFailed => Blame::Infrastructure,
+            | Self::CheckpointFailed
+            | Self::HealFailed => Blame::Infrastructure,
             Self::PlanMismatch
             | Self::NonFinite
             | Self::GuestTrap

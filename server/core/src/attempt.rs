@@ -8,8 +8,14 @@
 //! An attempt ends the moment it is known that it cannot succeed, so that the job can go on. Its processes may live a
 //! little longer. Each rank therefore keeps its slot until its node has said that the process is gone, or until it is
 //! proved otherwise ([`NodeLoss::proves_gone`]): a slot is never given out while a process may live in it.
+//!
+//! # Repair
+//!
+//! A failure of machines or links that leaves a rank alive which has all of the state does not end the attempt: it goes on
+//! under a new generation, in which other processes take the place of the lost ones. See `repair`.
 
 mod gang;
+mod repair;
 mod words;
 
 use std::collections::BTreeSet;
@@ -21,8 +27,10 @@ use crate::lease::{LeaseTerms, delta};
 use crate::timeouts::Timeouts;
 use crate::verdict::{self, Failure, Grade, Standing};
 
+use repair::Slots;
+
 pub use gang::{Gang, Member, Place, Readiness, Suspect};
-pub use words::{Effect, Event, NodeLoss, StepError, Word};
+pub use words::{Effect, Event, NodeLoss, Replacement, StepError, Word};
 
 /// One try at a job.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,6 +50,11 @@ pub enum Stage {
     Starting,
     /// The group is formed.
     Running,
+    /// Ranks were lost: the group forms anew, once there are processes in their place.
+    Recovering {
+        /// Since when.
+        since: DateTime<Utc>,
+    },
     /// Told to stop.
     Stopping {
         /// When.
@@ -58,8 +71,17 @@ impl Stage {
             Self::Placing => AttemptState::Placing,
             Self::Starting => AttemptState::Starting,
             Self::Running => AttemptState::Running,
+            Self::Recovering { .. } => AttemptState::Recovering,
             Self::Stopping { .. } => AttemptState::Stopping,
             Self::Ended(_) => AttemptState::Ended,
+        }
+    }
+
+    /// Whether its ranks are to train.
+    pub fn is_at_work(self) -> bool {
+        match self {
+            Self::Placing | Self::Starting | Self::Running | Self::Recovering { .. } => true,
+            Self::Stopping { .. } | Self::Ended(_) => false,
         }
     }
 }
@@ -71,12 +93,11 @@ pub struct Terms {
     pub lease: LeaseTerms,
     /// Of the job.
     pub timeouts: Timeouts,
+    /// Whether the job has a retry left for faults of machines and links.
+    pub can_pay: bool,
 }
 
 type Stepped = (Attempt, Vec<Effect>);
-
-/// The signal that agents end ranks with.
-const SIGKILL: i32 = 9;
 
 impl Attempt {
     /// A gang that was just placed.
@@ -101,12 +122,15 @@ impl Attempt {
     ) -> Result<Stepped, StepError> {
         match event {
             Event::Said { node, generation, word } => {
-                if generation != self.gang.generation {
-                    return Err(StepError::Stale { got: generation, held: self.gang.generation });
+                let held = self.gang.generation;
+                match generation == held {
+                    true => self.hear(node, word, terms, now),
+                    false if generation < held => self.hear_late(node, generation, word, terms, now),
+                    false => Err(StepError::Stale { got: generation, held }),
                 }
-                self.hear(node, word, terms, now)
             }
-            Event::NodeLost { node, loss } => Ok(self.lose_node(node, loss)),
+            Event::NodeLost { node, loss } => Ok(self.lose_node(node, loss, terms, now)),
+            Event::Refilled(places) => Ok(self.refill(places, terms, now)),
             Event::StopRequested => Ok(self.stop(now)),
             Event::Tick => Ok(self.tick(terms, now)),
         }
@@ -122,13 +146,13 @@ impl Attempt {
         self.check_member(node, &word)?;
         let is_over = matches!(self.stage, Stage::Ended(_));
         match word {
-            Word::RankExited { rank, exit } => Ok(self.lose_rank(rank, node, exit, now)),
+            Word::RankExited { rank, exit } => Ok(self.lose_rank(rank, node, exit, (terms, now))),
             Word::Failed(report) => {
                 let report = verdict::with_node_name(report, &self.gang.node_name(node));
-                Ok(self.judge(Failure { report, node: Some(node) }, vec![], now))
+                Ok(self.judge(Failure { report, node: Some(node) }, vec![], (terms, now)))
             }
             Word::Finished => Ok(self.finish_node(node)),
-            Word::Stopped => Ok(self.node_stopped(node)),
+            Word::Stopped => Ok(self.node_stopped(node, terms, now)),
             Word::Absent => {
                 let effects = match is_over {
                     true => self.gang.release(|_, member| member.node == node, Place::Gone),
@@ -139,6 +163,7 @@ impl Attempt {
             Word::RankListens { .. }
             | Word::Prepared
             | Word::RankStarted { .. }
+            | Word::Formed
             | Word::Progressed
             | Word::Renewed
                 if is_over =>
@@ -157,10 +182,11 @@ impl Attempt {
                 }
                 Ok((self, vec![]))
             }
-            Word::Progressed => {
-                if matches!(self.stage, Stage::Placing | Stage::Starting) {
+            Word::Formed | Word::Progressed => {
+                if self.stage.is_at_work() && self.gang.vacant().is_empty() {
                     self.stage = Stage::Running;
                 }
+                self.gang.has_progressed |= word == Word::Progressed;
                 Ok((self, vec![]))
             }
             Word::Renewed => {
@@ -177,6 +203,7 @@ impl Attempt {
             | Word::RankStarted { rank }
             | Word::RankExited { rank, .. } => Some(*rank),
             Word::Prepared
+            | Word::Formed
             | Word::Progressed
             | Word::Renewed
             | Word::Failed(_)
@@ -185,8 +212,8 @@ impl Attempt {
             | Word::Absent => None,
         };
         let is_member = match about {
-            Some(rank) => self.gang.members.get(&rank).is_some_and(|member| member.node == node),
-            None => self.gang.members.values().any(|member| member.node == node),
+            Some(rank) => self.gang.members.get(&rank).is_some_and(|member| member.is_on(node)),
+            None => self.gang.is_member(node),
         };
         if is_member { Ok(()) } else { Err(StepError::NotAMember { node, rank: about }) }
     }
@@ -216,7 +243,7 @@ impl Attempt {
         rank: Rank,
         node: NodeId,
         exit: RankExit,
-        now: DateTime<Utc>,
+        (terms, now): (Terms, DateTime<Utc>),
     ) -> Stepped {
         let ended_well = exit.code == Some(0) && exit.signal.is_none();
         let place = if ended_well { Place::Left } else { Place::Gone };
@@ -224,38 +251,40 @@ impl Attempt {
         let was_held = !effects.is_empty();
         match self.stage {
             Stage::Stopping { .. } => self.end_if_all_gone(effects),
-            Stage::Placing | Stage::Starting | Stage::Running if was_held && !ended_well => {
+            stage if stage.is_at_work() && was_held && !ended_well => {
                 let name = self.gang.node_name(node);
                 let report = verdict::of_exit(rank, &name, exit);
-                self.judge(Failure { report, node: Some(node) }, effects, now)
+                self.judge(Failure { report, node: Some(node) }, effects, (terms, now))
             }
-            Stage::Placing | Stage::Starting | Stage::Running | Stage::Ended(_) => (self, effects),
+            _ => (self, effects),
         }
     }
 
     /// Cause and symptom: see [`crate::verdict`].
-    fn judge(mut self, failure: Failure, mut effects: Vec<Effect>, now: DateTime<Utc>) -> Stepped {
-        let is_at_work = matches!(self.stage, Stage::Placing | Stage::Starting | Stage::Running);
+    fn judge(
+        mut self,
+        failure: Failure,
+        mut effects: Vec<Effect>,
+        (terms, now): (Terms, DateTime<Utc>),
+    ) -> Stepped {
+        let is_at_work = self.stage.is_at_work();
         let grade = verdict::grade(&failure.report);
         let is_verdict = is_at_work
             && match (&self.gang.suspect, grade) {
                 (_, Grade::Symptom) => false,
                 (None, Grade::Cause) => true,
-                (Some(suspect), Grade::Cause) => match failure.report.exit {
-                    None => true,
-                    // A node tells the deaths it knows of before a complaint, then kills what is left: its own doing.
-                    Some(exit) if suspect.was_told_by(failure.node) => {
-                        exit.signal != Some(SIGKILL)
-                            && verdict::could_be_caused_by(&suspect.failure.report, &failure.report)
-                    }
-                    // Seen where it happened. Whom others miss may only have left because of it.
-                    Some(_) => true,
-                },
+                // Seen where it happened. Whom others miss may only have left because of it.
+                (Some(suspect), Grade::Cause) => {
+                    failure.report.exit.is_none()
+                        || !suspect.was_told_by(failure.node)
+                        || verdict::could_be_caused_by(&suspect.failure.report, &failure.report)
+                }
             };
+        let generation = self.gang.generation;
         if is_verdict {
-            let blame = failure.report.code.blame();
-            effects.push(Effect::File { failure, standing: Standing::Verdict });
-            return self.end(AttemptOutcome::Failed, blame, effects);
+            let report = failure.report.clone();
+            effects.push(Effect::File { failure, generation, standing: Standing::Verdict });
+            return self.conclude(&report, AttemptOutcome::Failed, effects, (terms, now));
         }
         if is_at_work {
             let suspect = self.gang.suspect.get_or_insert_with(|| Suspect {
@@ -265,7 +294,7 @@ impl Attempt {
             });
             suspect.told_by.extend(failure.node);
         }
-        effects.push(Effect::File { failure, standing: Standing::Effect });
+        effects.push(Effect::File { failure, generation, standing: Standing::Effect });
         (self, effects)
     }
 
@@ -278,62 +307,73 @@ impl Attempt {
         self.end_if_stopping_and_all_gone(effects)
     }
 
-    fn node_stopped(mut self, node: NodeId) -> Stepped {
+    fn node_stopped(mut self, node: NodeId, terms: Terms, now: DateTime<Utc>) -> Stepped {
         let was_unfinished = self.gang.has_unfinished(node);
         let mut effects = self.gang.release(|_, member| member.node == node, Place::Gone);
         match self.stage {
-            Stage::Placing | Stage::Starting | Stage::Running if was_unfinished => {
+            stage if stage.is_at_work() && was_unfinished => {
                 if let Some(suspect) = &self.gang.suspect {
                     if self.gang.could_be_explained_by_another(suspect) {
                         return (self, effects);
                     }
-                    effects.push(Effect::PromoteSuspect);
-                    let blame = self.gang.suspect_blame();
-                    return self.end(AttemptOutcome::Failed, blame, effects);
+                    return self.promote(effects, (terms, now));
                 }
                 let name = self.gang.node_name(node);
                 let report =
                     verdict::of_node(format!("node {name} stopped its ranks without being asked"));
-                let blame = report.code.blame();
-                let failure = Failure { report, node: Some(node) };
-                effects.push(Effect::File { failure, standing: Standing::Verdict });
-                self.end(AttemptOutcome::Failed, blame, effects)
+                let failure = Failure { report: report.clone(), node: Some(node) };
+                let generation = self.gang.generation;
+                effects.push(Effect::File { failure, generation, standing: Standing::Verdict });
+                let lost = self.gang.ranks_of(node);
+                self.repair_or_end((lost, Slots::Elsewhere), &report, AttemptOutcome::Failed, effects, (terms, now))
             }
-            Stage::Placing | Stage::Starting | Stage::Running | Stage::Ended(_) => (self, effects),
             Stage::Stopping { .. } => self.end_if_all_gone(effects),
+            _ => (self, effects),
         }
     }
 
-    fn lose_node(mut self, node: NodeId, loss: NodeLoss) -> Stepped {
+    fn lose_node(
+        mut self,
+        node: NodeId,
+        loss: NodeLoss,
+        terms: Terms,
+        now: DateTime<Utc>,
+    ) -> Stepped {
         let was_unfinished = self.gang.has_unfinished(node);
         let mut effects = match loss.proves_gone() {
             true => self.gang.release(|_, member| member.node == node, Place::Gone),
             false => vec![],
         };
         match self.stage {
-            Stage::Placing | Stage::Starting | Stage::Running if was_unfinished => {
+            stage if stage.is_at_work() && was_unfinished => {
                 let report = verdict::of_node(loss.sentence(&self.gang.node_name(node)));
-                let blame = report.code.blame();
-                let failure = Failure { report, node: Some(node) };
-                effects.push(Effect::File { failure, standing: Standing::Verdict });
-                self.end(AttemptOutcome::LeaseLost, blame, effects)
+                let failure = Failure { report: report.clone(), node: Some(node) };
+                let generation = self.gang.generation;
+                effects.push(Effect::File { failure, generation, standing: Standing::Verdict });
+                let slots = match loss {
+                    NodeLoss::LeaseExpired | NodeLoss::OrphanGracePassed => Slots::Elsewhere,
+                    // There is an agent again.
+                    NodeLoss::Restarted | NodeLoss::Replaced => Slots::Same,
+                };
+                let lost = (self.gang.ranks_of(node), slots);
+                self.repair_or_end(lost, &report, AttemptOutcome::LeaseLost, effects, (terms, now))
             }
             Stage::Stopping { .. } if was_unfinished && !loss.proves_gone() => {
                 self.end(AttemptOutcome::Cancelled, Blame::Infrastructure, effects)
             }
             Stage::Stopping { .. } => self.end_if_all_gone(effects),
-            Stage::Placing | Stage::Starting | Stage::Running | Stage::Ended(_) => (self, effects),
+            _ => (self, effects),
         }
     }
 
     /// Asks its ranks to leave after the step they are in. Repeating changes nothing.
     fn stop(mut self, now: DateTime<Utc>) -> Stepped {
         match self.stage {
-            Stage::Placing | Stage::Starting | Stage::Running => {
+            stage if stage.is_at_work() => {
                 self.stage = Stage::Stopping { since: now };
                 (self, vec![Effect::Reassign])
             }
-            Stage::Stopping { .. } | Stage::Ended(_) => (self, vec![]),
+            _ => (self, vec![]),
         }
     }
 
@@ -346,36 +386,43 @@ impl Attempt {
                 }
                 (self, vec![])
             }
-            Stage::Placing | Stage::Starting | Stage::Running => {
+            Stage::Placing | Stage::Starting | Stage::Running | Stage::Recovering { .. } => {
                 let window = delta(match self.gang.spans_nodes() {
                     true => terms.timeouts.snapshot_of_nodes(),
                     false => terms.timeouts.snapshot(),
                 });
                 if self.gang.suspect.as_ref().is_some_and(|suspect| suspect.since + window <= now) {
-                    let blame = self.gang.suspect_blame();
-                    return self.end(AttemptOutcome::Failed, blame, vec![Effect::PromoteSuspect]);
+                    return self.promote(vec![], (terms, now));
                 }
-                if self.gang.lease_expires_at <= now {
+                let failed = if self.gang.lease_expires_at <= now {
                     let report = verdict::of_node("no node renewed the attempt's lease".to_owned());
-                    let blame = report.code.blame();
-                    let failure = Failure { report, node: None };
-                    let file = Effect::File { failure, standing: Standing::Verdict };
-                    return self.end(AttemptOutcome::LeaseLost, blame, vec![file]);
+                    Some((Failure { report, node: None }, AttemptOutcome::LeaseLost))
+                } else {
+                    let missed = self.gang.missed_rendezvous(now);
+                    missed.map(|failure| (failure, AttemptOutcome::Failed))
+                };
+                if let Some((failure, outcome)) = failed {
+                    let (report, generation) = (failure.report.clone(), self.gang.generation);
+                    let file = Effect::File { failure, generation, standing: Standing::Verdict };
+                    return self.conclude(&report, outcome, vec![file], (terms, now));
                 }
-                if let Some(failure) = self.gang.missed_rendezvous(now) {
-                    let blame = failure.report.code.blame();
-                    let file = Effect::File { failure, standing: Standing::Verdict };
-                    return self.end(AttemptOutcome::Failed, blame, vec![file]);
-                }
-                (self, vec![])
+                self.tick_vacant(terms, now)
             }
         }
+    }
+
+    /// The suspect is the verdict.
+    fn promote(self, mut effects: Vec<Effect>, at: (Terms, DateTime<Utc>)) -> Stepped {
+        let Some(suspect) = &self.gang.suspect else { return (self, effects) };
+        let report = suspect.failure.report.clone();
+        effects.push(Effect::PromoteSuspect);
+        self.conclude(&report, AttemptOutcome::Failed, effects, at)
     }
 
     fn end_if_stopping_and_all_gone(self, effects: Vec<Effect>) -> Stepped {
         match self.stage {
             Stage::Stopping { .. } => self.end_if_all_gone(effects),
-            Stage::Placing | Stage::Starting | Stage::Running | Stage::Ended(_) => (self, effects),
+            _ => (self, effects),
         }
     }
 

@@ -39,6 +39,13 @@ pub struct Job {
 pub enum JobEvent {
     /// Slots were found for a new attempt.
     Placed,
+    /// Its attempt goes on under a new generation.
+    Repaired {
+        /// Under which generation it was.
+        generation: Generation,
+        /// Whether it costs a retry.
+        is_paid: bool,
+    },
     /// Its owner wants it to end.
     CancelRequested,
     /// Its attempt is over.
@@ -104,6 +111,17 @@ impl Job {
                 JobState::Cancelling | JobState::Succeeded | JobState::Failed | JobState::Cancelled,
                 JobEvent::CancelRequested,
             ) => Ok((self, vec![])),
+            (JobState::Active, JobEvent::Repaired { generation, is_paid }) => {
+                if generation != self.generation {
+                    return Err(JobStepError::Stale { got: generation, held: self.generation });
+                }
+                let budget = match is_paid {
+                    true => self.budget.pay(Blame::Infrastructure),
+                    false => Some(self.budget),
+                };
+                let budget = budget.ok_or(JobStepError::Illegal { state: self.state, event })?;
+                Ok((Self { generation: self.generation.next(), budget, ..self }, vec![]))
+            }
             (
                 JobState::Active | JobState::Cancelling,
                 JobEvent::AttemptEnded { generation, outcome, blame },

@@ -12,12 +12,14 @@ pub mod timeouts;
 pub mod verdict;
 
 pub use attempt::{
-    Attempt, Effect, Event, Gang, Member, NodeLoss, Place, Readiness, Stage, StepError, Suspect,
-    Terms, Word,
+    Attempt, Effect, Event, Gang, Member, NodeLoss, Place, Readiness, Replacement, Stage,
+    StepError, Suspect, Terms, Word,
 };
 pub use job::{Job, JobEffect, JobEvent, JobStepError, RetryBudget};
 pub use lease::{LeaseTerms, LeaseTermsError};
 pub use ledger::{complete_epochs, counts_below};
-pub use placement::{Decision, NodeOffer, Placed, Reason, Request, SlotOffer, schedule};
+pub use placement::{
+    Decision, NodeOffer, Placed, Reason, Refill, Request, SlotOffer, refill, schedule,
+};
 pub use timeouts::Timeouts;
 pub use verdict::{Failure, Grade, Standing};

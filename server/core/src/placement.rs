@@ -15,7 +15,7 @@
 mod reason;
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lockstep_api::{DeviceKind, NodeId, Rank, SlotSpec, Transport};
 
@@ -174,10 +174,66 @@ fn closest(wanted: usize, suiting: &[usize], free: &[usize]) -> Vec<usize> {
     }
 }
 
+/// Which of a gang's group memories each rank is in, of ranks on these nodes: neighbours on one node share one, unless
+/// they are to speak over TCP.
+pub fn memory_indices(nodes: &[NodeId], transport: Transport) -> Vec<i32> {
+    let mut index = 0;
+    let starts_anew = |place: usize| match transport {
+        Transport::Tcp => true,
+        Transport::Auto | Transport::Shm => nodes[place] != nodes[place - 1],
+    };
+    let step = |place: usize| {
+        index += i32::from(0 < place && starts_anew(place));
+        index
+    };
+    (0..nodes.len()).map(step).collect()
+}
+
+/// Slots for ranks whose processes were lost, one for each rank, on as few nodes as can be; `None` if there are too few.
+/// `nodes` are those that take work.
+pub fn refill(ranks: &BTreeSet<Rank>, slot: &SlotSpec, nodes: &[NodeOffer]) -> Option<Vec<Refill>> {
+    let mut nodes: Vec<(&NodeOffer, Vec<&SlotOffer>)> = nodes
+        .iter()
+        .map(|node| {
+            let free = node.slots.iter().filter(|it| it.suits(slot) && !it.is_held);
+            (node, free.collect())
+        })
+        .collect();
+    nodes.sort_by_key(|(node, free)| (Reverse(free.len()), node.name.clone(), node.node));
+    let free = nodes.iter().flat_map(|(node, free)| free.iter().map(move |slot| (*node, *slot)));
+    let places: Vec<Refill> = ranks
+        .iter()
+        .zip(free)
+        .map(|(&rank, (node, slot))| Refill {
+            rank,
+            node: node.node,
+            node_name: node.name.clone(),
+            device: slot.device,
+            index: slot.index,
+        })
+        .collect();
+    (places.len() == ranks.len()).then_some(places)
+}
+
+/// The new place of a rank whose process was lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refill {
+    /// The rank.
+    pub rank: Rank,
+    /// The node.
+    pub node: NodeId,
+    /// Its name, for people.
+    pub node_name: String,
+    /// Kind of device.
+    pub device: DeviceKind,
+    /// Which slot.
+    pub index: i32,
+}
+
 /// Takes the lowest slots of each node; ranks go up with the nodes.
 fn take(request: &Request, nodes: &mut [NodeOffer], shares: &[Share]) -> Vec<Placed> {
     let mut places = Vec::new();
-    for (memory_index, share) in (0..).zip(shares) {
+    for share in shares {
         let node = &mut nodes[share.node_index];
         let free: BTreeMap<i32, &mut SlotOffer> = node
             .slots
@@ -188,13 +244,13 @@ fn take(request: &Request, nodes: &mut [NodeOffer], shares: &[Share]) -> Vec<Pla
         for (index, slot) in free.into_iter().take(share.ranks) {
             slot.is_held = true;
             let rank = Rank(i32::try_from(places.len()).unwrap_or(i32::MAX));
-            let memory_index = match request.transport {
-                Transport::Auto | Transport::Shm => memory_index,
-                Transport::Tcp => rank.0,
-            };
             let (node, device) = (node.node, slot.device);
-            places.push(Placed { rank, node, device, index, memory_index });
+            places.push(Placed { rank, node, device, index, memory_index: 0 });
         }
+    }
+    let nodes: Vec<NodeId> = places.iter().map(|place| place.node).collect();
+    for (place, memory_index) in places.iter_mut().zip(memory_indices(&nodes, request.transport)) {
+        place.memory_index = memory_index;
     }
     places
 }

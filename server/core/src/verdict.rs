@@ -7,10 +7,11 @@
 //! panic, that death is the verdict and the symptom its effect. If none does, the symptom is all there is to know and
 //! becomes the verdict. Everything else is a *cause* and is the verdict at once.
 //!
-//! Which deaths count depends on who tells them. A node that has complained kills what it has left: its SIGKILLs are its
-//! own doing, and other deaths there count if the symptom does not clear them. A node that has told of nothing yet
-//! speaks of what it saw first, whomever others miss: of a chain of ranks that left one because of the other, every
-//! complaint names the next.
+//! Which deaths count depends on who tells them. At a node that has complained they count if the symptom does not clear
+//! them. A node that has told of nothing yet speaks of what it saw first, whomever others miss: of a chain of ranks that
+//! left one because of the other, every complaint names the next.
+
+use std::collections::BTreeSet;
 
 use lockstep_api::{FailureCode, FailureReport, NodeId, Rank, RankExit};
 
@@ -76,8 +77,17 @@ pub fn grade(report: &FailureReport) -> Grade {
         | FailureCode::GuestError
         | FailureCode::PrepareFailed
         | FailureCode::CheckpointFailed
+        | FailureCode::HealFailed
         | FailureCode::RankError => Grade::Cause,
     }
+}
+
+/// The ranks that a failure says are missing or gone: whoever repairs replaces them. None, if it does not know.
+pub fn culprits(report: &FailureReport) -> BTreeSet<Rank> {
+    let missing = report.evidence.get("missing").and_then(|list| list.as_array());
+    let listed = missing.into_iter().flatten().filter_map(|rank| rank.as_i64());
+    let listed = listed.filter_map(|rank| i32::try_from(rank).ok()).map(Rank);
+    listed.chain(report.rank).collect()
 }
 
 /// Whether `symptom` leaves it open that `death` caused it. One that names ranks clears all others.

@@ -79,6 +79,7 @@ impl Fleet {
         let terms = Terms {
             lease: LeaseTerms::new(heartbeat, lease, orphan).unwrap(),
             timeouts: Timeouts::from_collective(Duration::from_secs(4)),
+            can_pay: false,
         };
         let mut dice = Dice(seed);
         let now = DateTime::UNIX_EPOCH;
@@ -192,7 +193,10 @@ impl Fleet {
         self.jobs[job].0 = next;
         let members = places.iter().map(|(rank, node, _)| {
             let (node_name, readiness) = (node.to_string(), Readiness::default());
-            (*rank, Member { node: *node, node_name, place: Place::Held, readiness })
+            let (place, process, first_generation) = (Place::Held, rank.0, next.generation);
+            let member =
+                Member { node: *node, node_name, place, readiness, process, first_generation };
+            (*rank, member)
         });
         let gang = Gang {
             generation: next.generation,
@@ -200,6 +204,10 @@ impl Fleet {
             members: members.collect(),
             rendezvous_by,
             suspect: None,
+            transport: Transport::Auto,
+            has_copies: false,
+            has_progressed: false,
+            next_process: i32::try_from(places.len()).unwrap(),
         };
         self.attempts.insert((job, next.generation), (Attempt::placed(gang), places));
     }

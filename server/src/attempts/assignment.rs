@@ -51,6 +51,7 @@ async fn assignment(
         attempt_key,
         resume,
         world_size,
+        steps_reported,
         ranks,
     } = assigned;
     let train_files = files(db, project_id, &spec.data.train).await?;
@@ -62,7 +63,6 @@ async fn assignment(
         Some(id) => checkpoints::store::resume_from(db, id).await?,
         None => None,
     };
-    let (ranks, slot_index) = ranks.into_iter().unzip();
     Ok(Assignment {
         job_id,
         attempt_id,
@@ -70,11 +70,11 @@ async fn assignment(
         is_stopping,
         world_size: u32::try_from(world_size).unwrap_or(0),
         ranks,
-        slot_index,
         spec,
         train_files,
         eval_files,
         resume,
+        steps_reported,
         attempt_key,
         network,
     })

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{AttemptId, FailureId, JobEventKind, JobId, JobState, NodeId};
+use lockstep_api::{AttemptId, FailureId, Generation, JobEventKind, JobId, JobState, NodeId};
 use lockstep_core::{
     Effect, Event, JobEffect, JobEvent, LeaseTerms, NodeLoss, Place, Standing, StepError, Terms,
 };
@@ -66,6 +66,12 @@ impl Announcement {
     }
 }
 
+/// What an attempt was before a step.
+struct Before {
+    generation: Generation,
+    nodes: BTreeSet<NodeId>,
+}
+
 /// Rows that one transaction has locked, and what has happened to them in it.
 #[derive(Debug)]
 pub(crate) struct Drive<'a> {
@@ -90,13 +96,19 @@ impl<'a> Drive<'a> {
         db: &mut PgConnection,
         jobs: &[JobId],
         attempts: &[AttemptId],
-        also: Option<NodeId>,
+        also: &[NodeId],
     ) -> Result<Self, Problem> {
         let lease = lease_terms(&app.settings)?;
         let jobs = lifecycle::lock(db, jobs).await?;
-        let attempts = store::lock(db, attempts).await?;
+        let mut attempts = store::lock(db, attempts).await?;
+        for attempt in &mut attempts {
+            if let Some(job) = jobs.iter().find(|job| job.id == attempt.job_id) {
+                attempt.core.gang.transport = job.spec.ddp.transport;
+                attempt.core.gang.has_copies = job.has_copies();
+            }
+        }
         let mut nodes: BTreeSet<NodeId> = attempts.iter().flat_map(LockedAttempt::nodes).collect();
-        nodes.extend(also);
+        nodes.extend(also.iter().copied());
         nodes::store::lock(db, &nodes.into_iter().collect::<Vec<_>>()).await?;
         Ok(Self {
             app,
@@ -146,7 +158,8 @@ impl<'a> Drive<'a> {
         let Some(attempt) = self.attempts.get(&id) else { return Ok(Err(StepError::Over)) };
         let Some(job) = self.jobs.get(&attempt.job_id) else { return Ok(Err(StepError::Over)) };
         let (job_id, before) = (job.id, attempt.core.clone());
-        let terms = Terms { lease: self.lease, timeouts: job.timeouts() };
+        let can_pay = 0 < job.core.budget.infrastructure;
+        let terms = Terms { lease: self.lease, timeouts: job.timeouts(), can_pay };
         let (after, effects) = match before.clone().step(event, terms, self.now) {
             Ok(stepped) => stepped,
             Err(refusal) => return Ok(Err(refusal)),
@@ -167,8 +180,10 @@ impl<'a> Drive<'a> {
         if let Some(attempt) = self.attempt_mut(id) {
             attempt.core = after;
         }
+        let nodes = before.gang.members.values().map(|member| member.node);
+        let was = Before { generation: before.gang.generation, nodes: nodes.collect() };
         for effect in effects {
-            self.carry_out(db, id, effect).await?;
+            self.carry_out(db, id, effect, &was).await?;
         }
         Ok(Ok(()))
     }
@@ -178,17 +193,18 @@ impl<'a> Drive<'a> {
         db: &mut PgConnection,
         id: AttemptId,
         effect: Effect,
+        was: &Before,
     ) -> Result<(), Problem> {
         let Some(attempt) = self.attempts.get(&id) else { return Ok(()) };
         let job_id = attempt.job_id;
         match effect {
-            Effect::File { failure, standing } => {
+            Effect::File { failure, generation, standing } => {
                 let new = NewFailure {
                     id: self.app.new_id(FailureId::new),
                     project_id: attempt.project_id,
                     job_id,
                     attempt_id: id,
-                    generation: attempt.core.gang.generation,
+                    generation,
                     failure: &failure,
                     standing,
                 };
@@ -201,7 +217,7 @@ impl<'a> Drive<'a> {
                 self.announcement.reconcilers = true;
             }
             Effect::PromoteSuspect => {
-                progress::store::promote_suspect(db, id).await?;
+                progress::store::promote_suspect(db, id, was.generation).await?;
                 self.note(job_id, JobEventKind::Failure);
             }
             Effect::Release { rank } => {
@@ -209,7 +225,19 @@ impl<'a> Drive<'a> {
                 self.note(job_id, JobEventKind::State);
                 self.announcement.reconcilers = true;
             }
-            Effect::Reassign => self.reassigned.extend(attempt.nodes()),
+            Effect::Evict { rank } => {
+                store::evict(db, id, rank, self.now).await?;
+                self.announcement.reconcilers = true;
+            }
+            Effect::Begin { replacements, memories, is_paid } => {
+                let group = (attempt.project_id, id, attempt.core.gang.generation);
+                let generation = was.generation;
+                store::begin_generation(db, group, (&replacements, &memories), self.now).await?;
+                self.step_job(job_id, JobEvent::Repaired { generation, is_paid })?;
+                tracing::info!(job.id = %job_id, attempt.id = %id, attempt.generation = %group.2, replaced = replacements.len(), "an attempt is repaired in place");
+            }
+            // Those that have no rank any more must hear of it too.
+            Effect::Reassign => self.reassigned.extend(attempt.nodes().iter().chain(&was.nodes)),
             Effect::Over { outcome, blame } => {
                 let generation = attempt.core.gang.generation;
                 self.step_job(job_id, JobEvent::AttemptEnded { generation, outcome, blame })?;
@@ -277,7 +305,7 @@ pub(crate) async fn request_cancel(app: &App, caller: &Caller, job: JobId) -> Re
     }
     let attempt = store::at_work(&mut tx, job).await?;
     let attempts: Vec<AttemptId> = attempt.into_iter().collect();
-    let mut drive = Drive::lock(app, &mut tx, &[job], &attempts, None).await?;
+    let mut drive = Drive::lock(app, &mut tx, &[job], &attempts, &[]).await?;
     let effects = drive.step_job(job, JobEvent::CancelRequested)?;
     if effects.contains(&JobEffect::StopAttempt) {
         for id in attempts {
@@ -309,7 +337,10 @@ pub(crate) async fn lose_node(
 ) -> Result<(), Problem> {
     for (attempt, job) in concerned {
         let mut tx = app.db.system().await?;
-        let mut drive = Drive::lock(app, &mut tx, &[job], &[attempt], Some(node)).await?;
+        let mut drive = Drive::lock(app, &mut tx, &[job], &[attempt], &[node]).await?;
+        if loss.proves_gone() {
+            store::release_evicted(&mut tx, node, Some(attempt), drive.now()).await?;
+        }
         // What the core has nothing to say about changes nothing.
         let _refused = drive.step(&mut tx, attempt, Event::NodeLost { node, loss }).await?;
         let announcement = drive.finish(&mut tx).await?;

@@ -3,14 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::TimeDelta;
-use lockstep_api::{AttemptId, AttemptState, DeviceKind, JobEventKind, NodeId, OrganisationId};
+use lockstep_api::{
+    AttemptId, AttemptState, DeviceKind, JobEventKind, NodeId, OrganisationId, Transport,
+};
 use lockstep_core::{
-    Decision, Event, JobEffect, JobEvent, NodeOffer, Placed, Request, SlotOffer, schedule,
+    Decision, Event, JobEffect, JobEvent, NodeOffer, Placed, Request, SlotOffer, refill, schedule,
 };
 
 use crate::app::App;
 use crate::attempts::drive::{Drive, lease_terms};
-use crate::attempts::store::{self, NewAttempt};
+use crate::attempts::store::{self, NewAttempt, Vacancies};
 use crate::checkpoints;
 use crate::jobs::store::lifecycle::{self, QueuedJob};
 use crate::nodes::inventory::Slot;
@@ -31,14 +33,14 @@ pub(crate) async fn tick(app: &App) -> Result<Soon, Problem> {
     tx.rollback().await?;
     let now = app.clock.now();
     for attempt in unfinished {
-        let is_due = attempt.state == AttemptState::Stopping
+        let is_due = matches!(attempt.state, AttemptState::Stopping | AttemptState::Recovering)
             || attempt.lease_expires_at <= now
             || attempt.rendezvous_by.is_some_and(|by| by <= now)
             || suspects.contains_key(&attempt.id);
         if is_due {
             let mut tx = app.db.system().await?;
             let mut drive =
-                Drive::lock(app, &mut tx, &[attempt.job_id], &[attempt.id], None).await?;
+                Drive::lock(app, &mut tx, &[attempt.job_id], &[attempt.id], &[]).await?;
             let _refused = drive.step(&mut tx, attempt.id, Event::Tick).await?;
             let announcement = drive.finish(&mut tx).await?;
             tx.commit().await?;
@@ -48,13 +50,43 @@ pub(crate) async fn tick(app: &App) -> Result<Soon, Problem> {
     Ok(if suspects.is_empty() { Soon::No } else { Soon::Yes })
 }
 
-/// Places queued jobs, first come first served, and says of the others why they wait.
+/// Finds places: first for ranks whose processes were lost, then for queued jobs, first come first served. Says of the others
+/// why they wait.
 pub(crate) async fn place(app: &App) -> Result<(), Problem> {
     let mut tx = app.db.system().await?;
+    let vacant = store::with_vacancies(&mut tx).await?;
     let queue = lifecycle::queue(&mut tx).await?;
+    if queue.is_empty() && vacant.is_empty() {
+        return Ok(());
+    }
+    tx.rollback().await?;
+    for attempt in vacant {
+        refill_ranks(app, attempt).await?;
+    }
     if queue.is_empty() {
         return Ok(());
     }
+    let mut offers = offers(app).await?;
+    let mut queues: BTreeMap<OrganisationId, Vec<QueuedJob>> = BTreeMap::new();
+    for job in queue {
+        queues.entry(job.organisation_id).or_default().push(job);
+    }
+    for (organisation, jobs) in queues {
+        let requests: Vec<Request> = jobs.iter().map(|job| job.request.clone()).collect();
+        let nodes = offers.remove(&organisation).unwrap_or_default();
+        for (job, decision) in jobs.iter().zip(schedule(&requests, &nodes)) {
+            match decision {
+                Decision::Placed(places) => begin(app, job, &places).await?,
+                Decision::Waits(reason) => explain(app, job, &reason.to_string()).await?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What nodes offer that take work.
+async fn offers(app: &App) -> Result<BTreeMap<OrganisationId, Vec<NodeOffer>>, Problem> {
+    let mut tx = app.db.system().await?;
     let nodes = nodes::list(&mut tx, None).await?;
     let held = store::held_slots(&mut tx).await?;
     tx.rollback().await?;
@@ -64,20 +96,34 @@ pub(crate) async fn place(app: &App) -> Result<(), Problem> {
     for node in nodes.into_iter().filter(|node| node.is_live(terms, now)) {
         offers.entry(node.organisation_id).or_default().push(offer(node, &held));
     }
-    let mut queues: BTreeMap<OrganisationId, Vec<QueuedJob>> = BTreeMap::new();
-    for job in queue {
-        queues.entry(job.organisation_id).or_default().push(job);
-    }
-    for (organisation, jobs) in queues {
-        let requests: Vec<Request> = jobs.iter().map(|job| job.request.clone()).collect();
-        let nodes = offers.get(&organisation).map_or(&[][..], Vec::as_slice);
-        for (job, decision) in jobs.iter().zip(schedule(&requests, nodes)) {
-            match decision {
-                Decision::Placed(places) => begin(app, job, &places).await?,
-                Decision::Waits(reason) => explain(app, job, &reason.to_string()).await?,
-            }
+    Ok(offers)
+}
+
+/// Gives slots to the ranks of an attempt whose processes were lost, if there are enough.
+async fn refill_ranks(app: &App, attempt: Vacancies) -> Result<(), Problem> {
+    let nodes = offers(app).await?.remove(&attempt.organisation_id).unwrap_or_default();
+    let nodes = match attempt.transport {
+        Transport::Shm => vec![],
+        Transport::Auto | Transport::Tcp => nodes,
+    };
+    let Some(places) = refill(&attempt.ranks, &attempt.slot, &nodes) else { return Ok(()) };
+    let also: Vec<NodeId> = places.iter().map(|place| place.node).collect();
+    let mut tx = app.db.system().await?;
+    let (jobs, attempts) = ([attempt.job_id], [attempt.id]);
+    let mut drive = Drive::lock(app, &mut tx, &jobs, &attempts, &also).await?;
+    match drive.step(&mut tx, attempt.id, Event::Refilled(places)).await {
+        Ok(_refused) => {}
+        Err(Problem::Database(sqlx::Error::Database(error)))
+            if error.constraint() == Some(SLOT_IS_TAKEN) =>
+        {
+            tracing::debug!(attempt.id = %attempt.id, "a slot was taken while ranks were being replaced");
+            return Ok(());
         }
+        Err(problem) => return Err(problem),
     }
+    let announcement = drive.finish(&mut tx).await?;
+    tx.commit().await?;
+    announcement.send(&app.wakeup);
     Ok(())
 }
 
@@ -96,7 +142,7 @@ fn offer(node: Node, held: &BTreeSet<(NodeId, DeviceKind, i32)>) -> NodeOffer {
 /// Begins an attempt, unless the job or a slot was taken meanwhile: then the next pass decides anew.
 async fn begin(app: &App, job: &QueuedJob, places: &[Placed]) -> Result<(), Problem> {
     let mut tx = app.db.system().await?;
-    let mut drive = Drive::lock(app, &mut tx, &[job.id], &[], None).await?;
+    let mut drive = Drive::lock(app, &mut tx, &[job.id], &[], &[]).await?;
     let effects = match drive.step_job(job.id, JobEvent::Placed) {
         Ok(effects) => effects,
         Err(problem) => {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use lockstep_api::{
-    AttemptId, ClockAnchor, Fence, JobEventKind, JobId, MAX_SPANS, NamedValue, NumberedReport,
+    AttemptId, ClockAnchor, Fence, Generation, JobEventKind, JobId, MAX_SPANS, NamedValue, NumberedReport,
     Rank, Report, ReportResponse, ReportedLine, Step, StepReport, StepSpans,
 };
 use lockstep_core::{Event, StepError, Word};
@@ -42,7 +42,7 @@ pub(crate) async fn take(
     let attempts: Vec<AttemptId> = attempts.into_iter().collect();
     let mut tx = app.db.system().await?;
     let jobs = store::jobs_of(&mut tx, &attempts).await?;
-    let mut drive = Drive::lock(app, &mut tx, &jobs, &attempts, Some(node.node_id)).await?;
+    let mut drive = Drive::lock(app, &mut tx, &jobs, &attempts, &[node.node_id]).await?;
     let mut acked_seq = nodes::store::acked_seq(&mut tx, node.node_id).await?;
     let mut batch = Batch::default();
     for NumberedReport { seq, fence, report } in reports {
@@ -50,12 +50,20 @@ pub(crate) async fn take(
             continue;
         }
         acked_seq = seq;
+        let is_last = matches!(report, Report::Finished | Report::Stopped);
         let answer = one(&mut drive, &mut tx, node, fence, report, &mut batch).await?;
+        if is_last && answer.is_err() {
+            // Of what it was given up for; its ranks are gone all the same.
+            let now = drive.now();
+            store::release_evicted(&mut tx, node.node_id, Some(fence.attempt_id), now).await?;
+        }
         match answer {
             Ok(()) => {}
             Err(StepError::NotAMember { rank: Some(rank), .. }) => {
                 tracing::warn!(node.id = %node.node_id, attempt.id = %fence.attempt_id, %rank, "report of a stranger's rank");
             }
+            // Of a generation that its node has yet to hear the end of.
+            Err(StepError::Stale { .. }) if is_member(&drive, node, fence) => {}
             Err(StepError::Stale { .. } | StepError::NotAMember { .. } | StepError::Over) => {
                 batch.lost.insert(fence);
             }
@@ -77,6 +85,8 @@ struct Batch {
     points: BTreeMap<AttemptId, Vec<Point>>,
     lines: BTreeMap<AttemptId, Vec<ReportedLine>>,
     timed: BTreeMap<AttemptId, Vec<Timed>>,
+    /// Generations in which a step was done.
+    progressed: BTreeSet<(AttemptId, Generation)>,
 }
 
 async fn one(
@@ -103,16 +113,23 @@ async fn one(
             }
             return Ok(answer);
         }
-        Report::GroupFormed { .. } => Word::Progressed,
+        Report::GroupFormed { .. } => {
+            let answer = drive.step(db, id, said(Word::Formed)).await?;
+            if answer.is_ok() {
+                store::record_formed(db, id, generation, drive.now()).await?;
+            }
+            return Ok(answer);
+        }
         Report::Steps { steps } => {
             let answer = drive.step(db, id, said(Word::Progressed)).await?;
             if answer.is_ok() {
+                batch.progressed.insert((id, generation));
                 batch.steps.entry(id).or_default().extend(sane(steps));
             }
             return Ok(answer);
         }
         Report::Evaluated { step, metrics } => {
-            let answer = drive.step(db, id, said(Word::Progressed)).await?;
+            let answer = drive.step(db, id, said(Word::Formed)).await?;
             if answer.is_ok() && 0 <= step.0 {
                 batch.points.entry(id).or_default().extend(points(step, metrics));
             }
@@ -134,9 +151,12 @@ async fn one(
             return Ok(answer);
         }
         Report::RankExited { rank, exit } => {
+            let gang = drive.attempt(id).map(|attempt| &attempt.core.gang);
+            let member = gang.and_then(|gang| gang.members.get(&rank));
+            let process = member.filter(|it| it.first_generation <= generation).map(|it| it.process);
             let answer = drive.step(db, id, said(Word::RankExited { rank, exit })).await?;
-            if answer.is_ok() {
-                store::record_exit(db, id, rank, exit).await?;
+            if let (Ok(()), Some(process)) = (&answer, process) {
+                store::record_exit(db, id, process, exit).await?;
             }
             return Ok(answer);
         }
@@ -193,7 +213,7 @@ async fn listens(
 fn last_words(drive: &Drive<'_>, node: NodeCaller, fence: Fence) -> Result<(), StepError> {
     let attempt = drive.attempt(fence.attempt_id).ok_or(StepError::Over)?;
     let held = attempt.core.gang.generation;
-    if held != fence.generation {
+    if held < fence.generation {
         return Err(StepError::Stale { got: fence.generation, held });
     }
     if !attempt.nodes().contains(&node.node_id) {
@@ -203,6 +223,12 @@ fn last_words(drive: &Drive<'_>, node: NodeCaller, fence: Fence) -> Result<(), S
         return Err(StepError::Over);
     }
     Ok(())
+}
+
+/// Whether the node runs a rank of the attempt's present group.
+fn is_member(drive: &Drive<'_>, node: NodeCaller, fence: Fence) -> bool {
+    let attempt = drive.attempt(fence.attempt_id);
+    attempt.is_some_and(|it| it.core.stage.is_at_work() && it.nodes().contains(&node.node_id))
 }
 
 /// Timelines of the node's own ranks, with numbers that the table takes.
@@ -254,6 +280,9 @@ fn points(step: Step, metrics: Vec<NamedValue>) -> impl Iterator<Item = Point> {
 
 impl Batch {
     async fn write(&mut self, drive: &mut Drive<'_>, db: &mut PgConnection) -> Result<(), Problem> {
+        for (id, generation) in std::mem::take(&mut self.progressed) {
+            store::record_progress(db, id, generation, drive.now()).await?;
+        }
         for (id, steps) in std::mem::take(&mut self.steps) {
             let Some((project, job)) = owner(drive, id) else { continue };
             let entries: Vec<_> = steps.iter().map(|step| step.ledger).collect();

@@ -39,7 +39,7 @@ pub(crate) async fn publish(
     }
 
     let mut tx = app.db.system().await?;
-    let mut drive = Drive::lock(app, &mut tx, &[held.job_id], &[fence.attempt_id], None).await?;
+    let mut drive = Drive::lock(app, &mut tx, &[held.job_id], &[fence.attempt_id], &[]).await?;
     attempts::hold_fence(&mut tx, node.node_id, fence).await?.ok_or(Problem::Fenced)?;
     // Retention of another job may have let a chunk go since.
     if let Some(chunk) =

@@ -199,12 +199,22 @@ pub(crate) async fn heartbeat(
 async fn forget_absent(app: &App, node: NodeId, running: &[Fence]) -> Result<(), Problem> {
     let margin = TimeDelta::from_std(app.settings.lease).map_err(Problem::internal)?;
     let mut tx = app.db.system().await?;
-    let held = attempts::held_after_end(&mut tx, node, app.clock.now() - margin).await?;
-    tx.rollback().await?;
-    let running: BTreeSet<AttemptId> = running.iter().map(|fence| fence.attempt_id).collect();
+    let (now, running): (_, BTreeSet<AttemptId>) =
+        (app.clock.now(), running.iter().map(|fence| fence.attempt_id).collect());
+    let held = attempts::held_after_end(&mut tx, node, now - margin).await?;
+    let mut has_released = false;
+    for attempt in attempts::held_after_eviction(&mut tx, node, now - margin).await? {
+        if !running.contains(&attempt) {
+            has_released |= attempts::release_evicted(&mut tx, node, Some(attempt), now).await?;
+        }
+    }
+    tx.commit().await?;
+    if has_released {
+        app.wakeup.jobs_changed();
+    }
     for (attempt, job) in held.into_iter().filter(|(attempt, _)| !running.contains(attempt)) {
         let mut tx = app.db.system().await?;
-        let mut drive = Drive::lock(app, &mut tx, &[job], &[attempt], Some(node)).await?;
+        let mut drive = Drive::lock(app, &mut tx, &[job], &[attempt], &[node]).await?;
         if let Some(generation) = drive.attempt(attempt).map(|a| a.core.gang.generation) {
             let event = Event::Said { node, generation, word: Word::Absent };
             let _refused = drive.step(&mut tx, attempt, event).await?;

@@ -1,11 +1,11 @@
 //! The conversation with the server: what should run here, that we are alive, and what happens when it is silent.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lockstep_api::{
-    Assignment, FailureCode, Fence, HeartbeatRequest, Inventory, PollRequest, ProblemCode, Report,
+    Assignment, AttemptId, FailureCode, Fence, Generation, HeartbeatRequest, Inventory, PollRequest, ProblemCode, Report,
     RunningAttempt,
 };
 use lockstep_client::retry::{Backoff, Policy};
@@ -14,8 +14,8 @@ use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::attempt::{self, Positions, Told, own_failure};
-use crate::gang::{Action, Local, Order, difference, fence_of};
+use crate::attempt::{self, Positions, Told, meet, own_failure};
+use crate::gang::{Action, Local, LocalState, Order, difference, fence_of};
 use crate::node::{Node, Note};
 use crate::run::Joiner;
 use crate::spool::Kept;
@@ -29,20 +29,29 @@ const WITHDRAW_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The attempts whose ranks live here, for heartbeats.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Living(Arc<Mutex<BTreeMap<Fence, Arc<Positions>>>>);
+pub(crate) struct Living(Arc<Mutex<BTreeMap<AttemptId, (Generation, Arc<Positions>)>>>);
 
 impl Living {
-    fn insert(&self, fence: Fence, positions: Arc<Positions>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(fence, positions);
+    /// The attempt lives, under this generation.
+    fn insert(&self, Fence { attempt_id, generation }: Fence, positions: Arc<Positions>) {
+        self.lock().insert(attempt_id, (generation, positions));
     }
 
-    fn remove(&self, fence: Fence) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&fence);
+    fn remove(&self, attempt: AttemptId) {
+        self.lock().remove(&attempt);
     }
 
     fn all(&self) -> Vec<RunningAttempt> {
-        let living = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        living.iter().map(|(fence, it)| RunningAttempt { fence: *fence, ranks: it.all() }).collect()
+        let living = self.lock();
+        let running = living.iter().map(|(&attempt_id, (generation, positions))| RunningAttempt {
+            fence: Fence { attempt_id, generation: *generation },
+            ranks: positions.all(),
+        });
+        running.collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<AttemptId, (Generation, Arc<Positions>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -159,6 +168,7 @@ pub(crate) async fn withdraw(node: &Node, boot_id: String) {
 struct Running {
     local: Local,
     told: watch::Sender<Told>,
+    positions: Arc<Positions>,
 }
 
 /// Makes what runs here what should run here.
@@ -166,10 +176,10 @@ pub(crate) struct Session {
     node: Arc<Node>,
     living: Living,
     orphan_grace: Duration,
-    running: BTreeMap<Fence, Running>,
+    running: BTreeMap<AttemptId, Running>,
     wanted: Vec<Assignment>,
     attempts: JoinSet<()>,
-    fences: HashMap<Id, Fence>,
+    tasks: HashMap<Id, AttemptId>,
 }
 
 impl Session {
@@ -181,7 +191,7 @@ impl Session {
             running: BTreeMap::new(),
             wanted: Vec::new(),
             attempts: JoinSet::new(),
-            fences: HashMap::new(),
+            tasks: HashMap::new(),
         }
     }
 
@@ -197,7 +207,7 @@ impl Session {
             tokio::select! {
                 () = end.cancelled() => {}
                 Some(ended) = self.attempts.join_next_with_id() => self.ended(ended),
-                Some(Note::Lost(fence)) = notes.recv() => self.tell(fence, Order::Kill),
+                Some(Note::Lost(fence)) = notes.recv() => self.lose(fence),
                 Some(wanted) = answers.recv() => {
                     self.wanted = wanted;
                     self.settle();
@@ -217,8 +227,9 @@ impl Session {
 
     /// Kills every rank and waits until all are gone.
     async fn kill_all(&mut self, why: &str) {
-        for running in self.running.values_mut().filter(|it| it.local != Local::Ended) {
-            running.local = Local::Active(Order::Kill);
+        let is_active = |running: &&mut Running| running.local.state != LocalState::Ended;
+        for running in self.running.values_mut().filter(is_active) {
+            running.local.state = LocalState::Active(Order::Kill);
             let verdict = own_failure(FailureCode::NodeLost, why.to_owned());
             running.told.send_modify(|told| {
                 told.order = Order::Kill;
@@ -231,28 +242,30 @@ impl Session {
     }
 
     fn settle(&mut self) {
-        let local = self.running.iter().map(|(fence, it)| (*fence, it.local)).collect();
+        let local = self.running.iter().map(|(id, it)| (*id, it.local)).collect();
         for action in difference(&self.wanted, &local) {
             match action {
                 Action::Start(assignment) => self.start(*assignment),
-                Action::Tell(fence, order) => self.tell(fence, order),
-                Action::Forget(fence) => {
-                    self.running.remove(&fence);
+                Action::Regroup(assignment) => self.regroup(*assignment),
+                Action::Tell(id, order) => self.tell(id, order),
+                Action::Forget(id) => {
+                    self.running.remove(&id);
                 }
             }
         }
         self.tell_endpoints();
     }
 
-    /// What a rank is started with does not change any more: the first answer that knows all endpoints counts.
+    /// What is known of a generation only grows: the first answer that knows all endpoints counts.
     fn tell_endpoints(&self) {
-        for assignment in &self.wanted {
-            let endpoints = assignment.network.as_ref().and_then(|it| it.endpoints.as_ref());
-            let running = self.running.get(&fence_of(assignment));
-            let (Some(endpoints), Some(running)) = (endpoints, running) else { continue };
+        for assignment in self.wanted.iter().filter(|it| meet::are_endpoints_known(it)) {
+            let Some(running) = self.running.get(&assignment.attempt_id) else { continue };
             running.told.send_if_modified(|told| {
-                let is_new = told.endpoints.is_none();
-                told.endpoints.get_or_insert_with(|| endpoints.clone());
+                let is_new = told.wanted.generation == assignment.generation
+                    && !meet::are_endpoints_known(&told.wanted);
+                if is_new {
+                    told.wanted = Arc::new(assignment.clone());
+                }
                 is_new
             });
         }
@@ -262,18 +275,40 @@ impl Session {
         let fence = fence_of(&assignment);
         tracing::info!(job = %assignment.job_id, attempt = %fence.attempt_id, generation = fence.generation.0, ranks = assignment.ranks.len(), "starting an attempt");
         let order = if assignment.is_stopping { Order::Stop } else { Order::Run };
-        let (told, receiver) = watch::channel(Told { order, verdict: None, endpoints: None });
+        let wanted = Arc::new(assignment);
+        let (told, receiver) = watch::channel(Told { order, verdict: None, wanted });
         let positions = Arc::new(Positions::default());
         self.living.insert(fence, positions.clone());
-        let task = attempt::run(self.node.clone(), assignment, receiver, positions);
-        self.fences.insert(self.attempts.spawn(task).id(), fence);
-        self.running.insert(fence, Running { local: Local::Active(order), told });
+        let task = attempt::run(self.node.clone(), receiver, positions.clone());
+        self.tasks.insert(self.attempts.spawn(task).id(), fence.attempt_id);
+        let local =
+            Local { generation: fence.generation, state: LocalState::Active(order) };
+        self.running.insert(fence.attempt_id, Running { local, told, positions });
     }
 
-    fn tell(&mut self, fence: Fence, order: Order) {
-        let Some(running) = self.running.get_mut(&fence) else { return };
-        if matches!(running.local, Local::Active(old) if old < order) {
-            running.local = Local::Active(order);
+    /// An attempt goes on in another group.
+    fn regroup(&mut self, assignment: Assignment) {
+        let fence = fence_of(&assignment);
+        let Some(running) = self.running.get_mut(&fence.attempt_id) else { return };
+        tracing::info!(attempt = %fence.attempt_id, generation = fence.generation.0, "an attempt goes on in another group");
+        running.local.generation = fence.generation;
+        self.living.insert(fence, running.positions.clone());
+        running.told.send_modify(|told| told.wanted = Arc::new(assignment));
+    }
+
+    /// The server says that an attempt is no longer this node's. What it says of an earlier generation than the one that is
+    /// at work, it has said before it answered with that one.
+    fn lose(&mut self, fence: Fence) {
+        let running = self.running.get(&fence.attempt_id);
+        if running.is_some_and(|it| it.local.generation == fence.generation) {
+            self.tell(fence.attempt_id, Order::Kill);
+        }
+    }
+
+    fn tell(&mut self, id: AttemptId, order: Order) {
+        let Some(running) = self.running.get_mut(&id) else { return };
+        if matches!(running.local.state, LocalState::Active(old) if old < order) {
+            running.local.state = LocalState::Active(order);
             running.told.send_modify(|told| told.order = order);
         }
     }
@@ -283,7 +318,10 @@ impl Session {
             Ok((id, ())) => *id,
             Err(error) => error.id(),
         };
-        let Some(fence) = self.fences.remove(&id) else { return };
+        let Some(attempt_id) = self.tasks.remove(&id) else { return };
+        let Some(running) = self.running.get_mut(&attempt_id) else { return };
+        let fence = Fence { attempt_id, generation: running.local.generation };
+        running.local.state = LocalState::Ended;
         if let Err(error) = ended {
             // Dropping the task has killed its ranks.
             tracing::error!(attempt = %fence.attempt_id, %error, "an attempt's task broke");
@@ -295,10 +333,7 @@ impl Session {
                 }
             }
         }
-        self.living.remove(fence);
-        if let Some(running) = self.running.get_mut(&fence) {
-            running.local = Local::Ended;
-        }
+        self.living.remove(attempt_id);
         tracing::info!(attempt = %fence.attempt_id, generation = fence.generation.0, "an attempt is over here");
         self.settle();
     }

@@ -123,7 +123,8 @@ async fn ranks_with_a_network_are_started_when_an_answer_knows_all_endpoints() {
 async fn ranks_of_a_lost_lease_die_at_once() {
     let bench = Bench::start(NEVER).await;
     let pids = bench.pids();
-    bench.node.notes.send(Note::Lost(fence_of(&bench.assignment))).unwrap();
+    let fence = fence_of(&bench.assignment);
+    bench.node.notes.send(Note::Lost(fence)).unwrap();
     bench.assert_killed(pids, None).await;
 }
 

@@ -35,29 +35,43 @@ pub(crate) struct GangCommand {
     pub(crate) members: Vec<Inherited>,
 }
 
-/// What one process inherits besides its standard streams, and no other does.
+/// What one process has of a group, and no other does: it inherits it, or is handed it if it runs already.
 #[derive(Debug)]
 pub(crate) struct Inherited {
     /// Processes with the same number share a group memory.
     pub(crate) memory_index: usize,
     /// A listening socket, closed on exec. The agent's own copy goes once the process was started.
     pub(crate) listener: Option<OwnedFd>,
+    /// Whether the process runs already.
+    pub(crate) is_running: bool,
 }
 
-/// Processes of one attempt. Each is the leader of a process group of its own.
+/// Processes of one group. Each is the leader of a process group of its own.
 #[derive(Debug)]
 pub(crate) struct Gang {
     /// In the order of ranks.
-    pub(crate) members: Vec<Started>,
+    pub(crate) members: Vec<Joined>,
 }
 
-/// One process.
+/// A process and its group.
 #[derive(Debug)]
-pub(crate) struct Started {
-    /// With standard input and standard error piped.
-    pub(crate) child: Child,
-    /// Its group memory's descriptor in it.
-    pub(crate) group_fd: i32,
+pub(crate) enum Joined {
+    /// It was started.
+    Started {
+        /// With standard input and standard error piped.
+        child: Child,
+        /// Its group memory's descriptor in it.
+        group_fd: i32,
+        /// Its listening socket's.
+        listener_fd: Option<i32>,
+    },
+    /// It runs already, and is to be handed these.
+    Running {
+        /// Its group's memory.
+        memory: Arc<OwnedFd>,
+        /// Its listening socket.
+        listener: Option<OwnedFd>,
+    },
 }
 
 struct Request {
@@ -105,16 +119,21 @@ fn start_gang(wanted: GangCommand) -> io::Result<Gang> {
     let GangCommand { program, args, folder, members } = wanted;
     let mut memories: BTreeMap<usize, Arc<OwnedFd>> = BTreeMap::new();
     let mut started = Vec::with_capacity(members.len());
-    for Inherited { memory_index, listener } in members {
+    for Inherited { memory_index, listener, is_running } in members {
         let memory = match memories.entry(memory_index) {
             Entry::Occupied(entry) => entry.get().clone(),
             Entry::Vacant(entry) => entry.insert(Arc::new(new_memory()?)).clone(),
         };
+        if is_running {
+            started.push(Joined::Running { memory, listener });
+            continue;
+        }
         let group_fd = memory.as_raw_fd();
+        let listener_fd = listener.as_ref().map(|socket| socket.as_raw_fd());
         let mut command = Command::new(&program);
         command.args(&args).current_dir(&folder);
         let child = start_one(command, memory, listener)?;
-        started.push(Started { child, group_fd });
+        started.push(Joined::Started { child, group_fd, listener_fd });
     }
     Ok(Gang { members: started })
 }
@@ -187,7 +206,15 @@ mod tests {
     }
 
     fn members(count: usize) -> Vec<Inherited> {
-        (0..count).map(|_| Inherited { memory_index: 0, listener: None }).collect()
+        let new = || Inherited { memory_index: 0, listener: None, is_running: false };
+        (0..count).map(|_| new()).collect()
+    }
+
+    fn child(member: Joined) -> Child {
+        match member {
+            Joined::Started { child, .. } => child,
+            Joined::Running { .. } => panic!("it was to be started"),
+        }
     }
 
     async fn until_gone(pid: i32) {
@@ -210,7 +237,7 @@ mod tests {
     async fn killing_a_group_reaches_what_the_rank_started() {
         let spawner = Spawner::start().unwrap();
         let mut gang = spawner.gang(shell("sleep 1000 & echo $! >&2; wait")).await.unwrap();
-        let mut child = gang.members.pop().unwrap().child;
+        let mut child = child(gang.members.pop().unwrap());
         let stderr = child.stderr.take().unwrap().into_owned_fd().unwrap();
         let grandchild =
             tokio::task::spawn_blocking(|| number(std::fs::File::from(stderr))).await.unwrap();
@@ -226,8 +253,8 @@ mod tests {
         assert_eq!(spawner.gang(command).await.unwrap_err().kind(), io::ErrorKind::NotFound);
         let three = GangCommand { members: members(3), ..shell("exit 7") };
         let mut gang = spawner.gang(three).await.unwrap();
-        for Started { child, .. } in &mut gang.members {
-            assert_eq!(child.wait().await.unwrap().code(), Some(7));
+        for member in gang.members.drain(..) {
+            assert_eq!(child(member).wait().await.unwrap().code(), Some(7));
         }
     }
 
@@ -256,7 +283,8 @@ mod tests {
         std::io::stdin().read_line(&mut line).unwrap();
         if line.trim() == "go" {
             let gang = Spawner::start().unwrap().gang(shell("exec sleep 1000")).await.unwrap();
-            writeln!(std::io::stderr(), "{}", gang.members[0].child.id().unwrap()).unwrap();
+            let child = child(gang.members.into_iter().next().unwrap());
+            writeln!(std::io::stderr(), "{}", child.id().unwrap()).unwrap();
             std::future::pending::<()>().await;
         }
     }

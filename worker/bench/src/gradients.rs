@@ -4,7 +4,7 @@ use std::{os::fd::AsFd as _, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use lockstep_bench_ranks::RankArguments;
-use lockstep_ddp::{GrainSums, Join, Reducer, ReducerConfig, Topology, Votes};
+use lockstep_ddp::{GrainSums, Interrupt, Join, Reducer, ReducerConfig, Topology, Votes};
 use lockstep_tensor::{Accumulate, GradBuffer, Layout, Tape, Value};
 
 /// No step takes this long.
@@ -40,6 +40,7 @@ impl Gradients {
             // One more communicates.
             threads_per_rank: threads + 1,
             record: None,
+            interrupt: Interrupt::default(),
         };
         let config = ReducerConfig { max_grains: world, ..ReducerConfig::default() };
         let reducer =

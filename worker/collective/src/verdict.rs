@@ -10,6 +10,8 @@ use crate::{GroupError, Moment};
 pub(crate) enum Verdict {
     /// A rank left or was told to.
     Left { rank: usize },
+    /// Somebody who is no part of the group knows that it cannot go on.
+    Interrupted,
     /// A rank's deadline passed; bit r of `missing`: rank r was not there.
     TimedOut { rank: usize, missing: u64 },
     /// A rank's connection was closed.
@@ -39,6 +41,7 @@ impl Verdict {
                 text(&Self::PlanMismatch { rank: *rank, report })
             }
             Self::Left { .. }
+            | Self::Interrupted
             | Self::TimedOut { .. }
             | Self::Gone { .. }
             | Self::PlanMismatch { .. } => text(self),
@@ -55,6 +58,7 @@ impl Verdict {
             Self::Left { rank } | Self::TimedOut { rank, .. } => {
                 GroupError::Aborted { by: (rank != own).then_some(rank) }
             }
+            Self::Interrupted => GroupError::Aborted { by: None },
             Self::Gone { rank } => GroupError::PeerGone { rank, at: at() },
             Self::PlanMismatch { rank, report } => mismatch(rank, report),
         }

@@ -19,7 +19,7 @@ pub use bucket::{BucketRule, buckets_by, buckets_of};
 pub use config::{HookKind, ReducerConfig, Reduction};
 pub use digest::of_floats;
 pub use grain::{GrainSums, grains_of};
-pub use lockstep_collective::{GroupError, Intent, Join, Topology};
+pub use lockstep_collective::{GroupError, Intent, Interrupt, Join, Topology};
 pub use outcome::{BucketSpan, StepOutcome, Votes};
 pub use peers::BatchPeers;
 pub use reducer::{Divergence, Reducer, RestoreError};

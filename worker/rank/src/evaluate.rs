@@ -37,9 +37,7 @@ impl Trainer {
         if stopped? {
             return Ok(true);
         }
-        if self.is_reporter() {
-            self.report_evaluation(steps_done, &sums);
-        }
+        self.report_evaluation(steps_done, &sums);
         Ok(false)
     }
 
@@ -52,7 +50,7 @@ impl Trainer {
         }
     }
 
-    fn report_evaluation(&self, steps_done: u64, sums: &[f64; COLUMNS]) {
+    fn report_evaluation(&mut self, steps_done: u64, sums: &[f64; COLUMNS]) {
         let value = |name: &str, value: f64| NamedValue {
             name: format!("eval/{name}"),
             value: finite(value),
@@ -65,7 +63,7 @@ impl Trainer {
         let mut metrics = vec![value("loss", sums[0] / sums[1])];
         metrics.extend(wanted.map(|(it, sums)| value(it.name(), measure::figure(it, sums))));
         metrics.extend(self.named("eval", &pairs(&sums[GUEST..])));
-        self.link.send(RankMessage::Evaluated { step: signed(steps_done), metrics });
+        self.tell(RankMessage::Evaluated { step: signed(steps_done), metrics });
     }
 
     fn evaluate_windows(

@@ -28,6 +28,8 @@ pub(crate) struct Failure {
     pub(crate) message: String,
     /// What else is known.
     pub(crate) evidence: Value,
+    /// Whether only the group is broken: this rank goes on in another one.
+    pub(crate) is_interruption: bool,
 }
 
 /// Which guest, and what it was working on.
@@ -44,7 +46,8 @@ pub(crate) struct GuestCall<'a> {
 impl Failure {
     /// With a code and a sentence only.
     pub(crate) fn new(code: FailureCode, message: impl Into<String>) -> Self {
-        Self { code, rank: None, message: message.into(), evidence: Value::Null }
+        let (message, is_interruption) = (message.into(), false);
+        Self { code, rank: None, message, evidence: Value::Null, is_interruption }
     }
 
     /// Names the rank at fault.
@@ -90,7 +93,7 @@ impl Failure {
     /// A collective failed.
     pub(crate) fn of_group(error: &GroupError) -> Self {
         let message = chain(error);
-        match error {
+        let failure = match error {
             GroupError::NotEntered { missing, .. } => {
                 Self::missing(FailureCode::NotEntered, missing, message)
             }
@@ -114,13 +117,15 @@ impl Failure {
             | GroupError::StaleGeneration { .. }
             | GroupError::InvalidArgument(_)
             | GroupError::Io { .. } => Self::new(FailureCode::RankError, message),
-        }
+        };
+        Self { is_interruption: error.is_retryable(), ..failure }
     }
 
     /// Other ranks had no memory for their part of a step: they tell themselves what they needed.
     pub(crate) fn of_others_memory(step: u64, ranks: &[usize]) -> Self {
         let message = format!("step {step}: ranks {ranks:?} ran out of memory");
-        Self::missing(FailureCode::PeerGone, ranks, message)
+        let failure = Self::missing(FailureCode::PeerGone, ranks, message);
+        Self { is_interruption: true, ..failure }
     }
 
     /// A checkpoint could not be written or read.

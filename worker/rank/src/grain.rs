@@ -86,9 +86,8 @@ impl Engine {
     }
 
     /// Batch norms take their statistics over the grains of all of them.
-    pub(crate) fn with_peers(mut self, peers: Option<Arc<dyn Peers>>) -> Self {
+    pub(crate) fn set_peers(&mut self, peers: Option<Arc<dyn Peers>>) {
         self.tape.set_peers(peers);
-        self
     }
 
     /// Model, then loss. `samples`: which samples the batch is of, for messages.

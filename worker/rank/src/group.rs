@@ -13,12 +13,14 @@ use lockstep_api::{
 };
 use lockstep_collective::{GroupError, MAX_WORLD, Network};
 use lockstep_ddp::hook::PowerSgdConfig;
-use lockstep_ddp::{HookKind, Join, Reducer, ReducerConfig, Topology};
-use lockstep_models::Model;
+use lockstep_ddp::{HookKind, Interrupt, Join, Reducer, ReducerConfig, Topology};
+use lockstep_tensor::Layout;
 
 use crate::failure::Failure;
 use crate::loss::MAX_METRICS;
+use crate::link::AgentLink;
 use crate::position::Position;
+use crate::seat::Seat;
 use lockstep_service::chain;
 
 const MIB: usize = 1 << 20;
@@ -26,35 +28,39 @@ const MIB: usize = 1 << 20;
 /// Another thread meets the other ranks while this one goes on.
 pub(crate) fn begin_forming(
     config: &RankConfig,
-    model: &Model,
-    position: &Position,
+    seat: Seat,
+    layout: &Arc<Layout>,
+    has_norms: bool,
+    (link, position): (&AgentLink, &Position),
 ) -> Result<JoinHandle<Result<Reducer, GroupError>>, Failure> {
     let rank_error = |what: &'static str| {
         move |error: io::Error| Failure::new(FailureCode::RankError, format!("{what}: {error}"))
     };
-    let memory = lockstep_shm::inherited_group_memory(config.group_fd)
-        .map_err(rank_error("cannot open the group's memory"))?;
-    let topology = topology(config)?;
-    let network = match &config.network {
-        Some(network) => {
-            Some(network_of(config, network).map_err(rank_error("cannot use this rank's socket"))?)
+    let topology = topology(&seat)?;
+    let rank = index(seat.rank);
+    let mut reducer_config = reducer_config(config);
+    reducer_config.joins_batches =
+        config.spec.ddp.sync_batch_norm && has_norms && 1 < seat.world_size;
+    let (memory, generation) = (seat.memory, seat.generation.0.cast_unsigned());
+    let network = match seat.network {
+        Some((network, listener)) => {
+            let listener = TcpListener::from(listener);
+            let network = network_of(config, &network, listener, generation);
+            Some(network.map_err(rank_error("cannot use this rank's network"))?)
         }
         None => None,
     };
-    let rank = index(config.rank);
     let timeout = config.spec.collective_timeout();
     let computing = config.spec.train.threads as usize;
-    let (layout, record) = (Arc::clone(model.layout()), Some(Arc::clone(position.record())));
-    let mut reducer_config = reducer_config(config);
-    let has_norms = !model.buffers().params().is_empty();
-    reducer_config.joins_batches =
-        config.spec.ddp.sync_batch_norm && has_norms && 1 < config.world_size;
+    let (layout, record) = (Arc::clone(layout), Some(Arc::clone(position.record())));
+    let interrupt = Interrupt::default();
+    link.interrupts(&interrupt);
     let form = move || {
         let memory: OwnedFd = memory;
         // Those that compute, and those that communicate.
         let threads_per_rank = computing + reducer_config.groups;
         let memory = memory.as_fd();
-        let join = Join { memory, rank, topology, network, timeout, threads_per_rank, record };
+        let join = Join { memory, rank, topology, network, timeout, threads_per_rank, record, interrupt };
         Reducer::new(join, layout, reducer_config)
     };
     thread::Builder::new()
@@ -102,13 +108,13 @@ fn power_sgd(spec: &JobSpec) -> PowerSgdConfig {
 }
 
 /// Who shares a node; it agrees with the rest of the configuration.
-fn topology(config: &RankConfig) -> Result<Topology, Failure> {
+fn topology(seat: &Seat) -> Result<Topology, Failure> {
     let refuse = |message: String| Failure::new(FailureCode::RankError, message);
-    let world = config.world_size as usize;
-    if !(1..=MAX_WORLD).contains(&world) || world <= index(config.rank) {
-        return Err(refuse(format!("rank {} of {world}", config.rank)));
+    let world = seat.world_size as usize;
+    if !(1..=MAX_WORLD).contains(&world) || world <= index(seat.rank) {
+        return Err(refuse(format!("rank {} of {world}", seat.rank)));
     }
-    let Some(network) = &config.network else { return Ok(Topology::one_node(world)) };
+    let Some((network, _)) = &seat.network else { return Ok(Topology::one_node(world)) };
     let node = |ranks: &Vec<Rank>| {
         let first = ranks.first().copied().map_or(0, index);
         first..first.saturating_add(ranks.len())
@@ -122,7 +128,12 @@ fn topology(config: &RankConfig) -> Result<Topology, Failure> {
     Ok(topology)
 }
 
-fn network_of(config: &RankConfig, network: &RankNetwork) -> io::Result<Network> {
+fn network_of(
+    config: &RankConfig,
+    network: &RankNetwork,
+    listener: TcpListener,
+    generation: u64,
+) -> io::Result<Network> {
     let parse = |text: &String| {
         text.parse::<SocketAddr>().map_err(|_| {
             io::Error::new(io::ErrorKind::InvalidInput, format!("the endpoint {text:?} is none"))
@@ -132,10 +143,10 @@ fn network_of(config: &RankConfig, network: &RankNetwork) -> io::Result<Network>
     let endpoints =
         endpoints.map(|listed| listed.iter().map(parse).collect()).collect::<Result<_, _>>()?;
     Ok(Network {
-        listener: TcpListener::from(lockstep_shm::inherited_socket(network.listener_fd)?),
+        listener,
         endpoints,
         key: config.attempt_key.clone().into_bytes(),
-        generation: config.generation.0.cast_unsigned(),
+        generation,
         encrypt: network.encrypt,
     })
 }

@@ -39,8 +39,11 @@ mod schedule;
 
 mod run;
 
+mod descriptors;
 mod link;
 mod position;
+mod recover;
+mod seat;
 
 mod failure;
 

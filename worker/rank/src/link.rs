@@ -13,6 +13,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockstep_api::{AgentMessage, LogLevel, LogSource, Rank, RankMessage};
+use lockstep_ddp::Interrupt;
+
+use crate::descriptors::WithDescriptors;
+use crate::seat::Seat;
 
 /// Messages that may wait for the agent. A step is one message, so this is many steps' worth.
 const QUEUE_CAP: usize = 1024;
@@ -22,6 +26,9 @@ const LOG_QUEUE_CAP: usize = QUEUE_CAP * 3 / 4;
 const LOG_LINE_BYTES: usize = 8 * 1024;
 /// Of one line from the agent: its messages are a few words.
 const AGENT_LINE_BYTES: u64 = 64 * 1024;
+
+/// Longest wait for the next group. Long: it is the agent that ends it, and a server may be away meanwhile.
+const NEXT_GROUP_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Exit status when the agent is gone.
 pub(crate) const STATUS_AGENT_GONE: i32 = 3;
@@ -49,6 +56,8 @@ struct Shared {
     changed: Condvar,
     is_stop_requested: AtomicBool,
     timeout: Duration,
+    /// Of the group in work.
+    interrupt: Mutex<Interrupt>,
 }
 
 #[derive(Debug, Default)]
@@ -57,6 +66,10 @@ struct Queue {
     is_writing: bool,
     is_released: bool,
     dropped_lines: u64,
+    /// The newest that has come and was not taken.
+    seat: Option<Seat>,
+    /// The group after the last seat is to be given up.
+    is_interrupted: bool,
 }
 
 impl AgentLink {
@@ -78,6 +91,7 @@ impl AgentLink {
             changed: Condvar::new(),
             is_stop_requested: AtomicBool::new(false),
             timeout,
+            interrupt: Mutex::default(),
         });
         let link = Self { shared };
         link.send(RankMessage::Hello { rank, attempt_key: attempt_key.to_owned() });
@@ -153,6 +167,33 @@ impl AgentLink {
         self.wait_until(limit, |queue| queue.is_released)
     }
 
+    /// What gives up the group that is joined now; at once, if that is known to be lost already.
+    pub(crate) fn interrupts(&self, interrupt: &Interrupt) {
+        *self.interrupt() = interrupt.clone();
+        let queue = self.lock();
+        let is_lost = queue.is_interrupted || queue.seat.is_some();
+        drop(queue);
+        if is_lost {
+            interrupt.raise();
+        }
+    }
+
+    /// The place in the next group, when it comes. `None`: the rank is to leave instead.
+    pub(crate) fn next_seat(&self) -> Option<Seat> {
+        let is_over = |queue: &Queue| queue.seat.is_some() || self.is_stop_requested();
+        self.wait_until(NEXT_GROUP_LIMIT, is_over);
+        let seat = self.lock().seat.take();
+        seat.filter(|_| !self.is_stop_requested())
+    }
+
+    fn give_up_group(&self) {
+        self.interrupt().raise();
+    }
+
+    fn interrupt(&self) -> MutexGuard<'_, Interrupt> {
+        self.shared.interrupt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn wait_until(&self, limit: Duration, is_reached: impl Fn(&Queue) -> bool) -> bool {
         let deadline = Instant::now() + limit;
         let mut queue = self.lock();
@@ -198,7 +239,7 @@ impl AgentLink {
     }
 
     fn read_until_closed(&self, stream: UnixStream) {
-        let mut reader = BufReader::new(stream);
+        let mut reader = BufReader::new(WithDescriptors::new(stream));
         let mut line = Vec::new();
         loop {
             line.clear();
@@ -206,6 +247,23 @@ impl AgentLink {
             match read.map(|_| serde_json::from_slice(&line)) {
                 Ok(Ok(AgentMessage::Stop)) => {
                     self.shared.is_stop_requested.store(true, Ordering::Relaxed);
+                    self.shared.changed.notify_all();
+                }
+                Ok(Ok(AgentMessage::Interrupt)) => {
+                    self.lock().is_interrupted = true;
+                    self.give_up_group();
+                }
+                Ok(Ok(AgentMessage::Regroup(regroup))) => {
+                    let count = 1 + usize::from(regroup.network.is_some());
+                    let Ok(seat) = Seat::next(regroup, reader.get_mut().take(count)) else {
+                        leave(STATUS_AGENT_GONE)
+                    };
+                    let mut queue = self.lock();
+                    (queue.seat, queue.is_interrupted) = (Some(seat), false);
+                    drop(queue);
+                    self.shared.changed.notify_all();
+                    // Whoever is still in the old one hears it here.
+                    self.give_up_group();
                 }
                 Ok(Ok(AgentMessage::Released)) => {
                     self.lock().is_released = true;

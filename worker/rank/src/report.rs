@@ -1,5 +1,6 @@
 //! What rank 0 tells of a step, and what every rank tells of one that failed.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use lockstep_api::{FailureCode, NamedValue, Rank, RankMessage, ScheduleSpec, Step, StepReport};
@@ -13,7 +14,53 @@ use crate::train::Trainer;
 /// What the engine itself reports of training: no metric of a loss may be called so.
 pub(crate) const ENGINE_METRICS: [&str; 4] = ["loss", "lr", "grad_norm", "loss_scale"];
 
+/// Messages that are kept to be told again.
+const TOLD_CAP: usize = 4096;
+
+/// What was told of steps, the newest last: every rank keeps it, rank 0 has sent it.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    messages: VecDeque<RankMessage>,
+    /// Steps below this are not among them.
+    begins_at: u64,
+}
+
+impl Told {
+    fn keep(&mut self, message: RankMessage) {
+        if self.messages.len() == TOLD_CAP
+            && let Some(RankMessage::Step(oldest)) = self.messages.pop_front()
+        {
+            self.begins_at = oldest.ledger.step.0.cast_unsigned() + 1;
+        }
+        self.messages.push_back(message);
+    }
+
+    /// This rank knows nothing of the steps before `step`.
+    pub(crate) fn begin_at(&mut self, step: u64) {
+        self.messages.clear();
+        self.begins_at = step;
+    }
+
+    /// Everything from `step` on; `None` if that is not all.
+    pub(crate) fn since(&self, step: u64) -> Option<impl Iterator<Item = &RankMessage>> {
+        let is_new = move |message: &&RankMessage| match message {
+            RankMessage::Step(report) => step <= report.ledger.step.0.cast_unsigned(),
+            RankMessage::Evaluated { step: done, .. } => step <= done.0.cast_unsigned(),
+            _ => false,
+        };
+        (self.begins_at <= step).then(|| self.messages.iter().filter(is_new))
+    }
+}
+
 impl Trainer {
+    /// Tells something of a step, or keeps it for the case that the one that tells it is lost.
+    pub(crate) fn tell(&mut self, message: RankMessage) {
+        if self.is_reporter() {
+            self.link.send(message.clone());
+        }
+        self.told.keep(message);
+    }
+
     pub(crate) fn announce(&self) {
         if self.is_reporter() {
             self.link.send(RankMessage::Formed {
@@ -26,22 +73,20 @@ impl Trainer {
 
     /// A step, to the agent: of the gradient how long it was, if that is known, and of the step how long it took.
     pub(crate) fn report(
-        &self,
+        &mut self,
         step: u64,
         place: Place,
         outcome: &StepOutcome,
         (grad_norm, took): (Option<f64>, Duration),
     ) {
-        if self.is_reporter() {
-            let mut metrics = self.named("train", &outcome.metrics);
-            metrics.extend(self.engine_metrics(step, grad_norm));
-            self.link.send(RankMessage::Step(StepReport {
-                ledger: place.ledger_entry(signed(step)),
-                loss: finite(outcome.loss_sum / outcome.weight),
-                metrics,
-                duration_us: i64::try_from(took.as_micros()).unwrap_or(i64::MAX),
-            }));
-        }
+        let mut metrics = self.named("train", &outcome.metrics);
+        metrics.extend(self.engine_metrics(step, grad_norm));
+        self.tell(RankMessage::Step(StepReport {
+            ledger: place.ledger_entry(signed(step)),
+            loss: finite(outcome.loss_sum / outcome.weight),
+            metrics,
+            duration_us: i64::try_from(took.as_micros()).unwrap_or(i64::MAX),
+        }));
     }
 
     /// The means of the loss's metrics under `prefix/`.

@@ -3,13 +3,18 @@
 use std::panic;
 use std::time::Duration;
 
-use lockstep_api::{FailureCode, LogLevel, LogSource, RankConfig, RankMessage};
+use lockstep_api::{FailureCode, LogLevel, LogSource, Phase, RankConfig, RankMessage};
+use lockstep_ddp::GroupError;
+use lockstep_models::Model;
+use lockstep_service::chain;
 use lockstep_shm::FlightRecord;
 
 use crate::failure::Failure;
 use crate::link::{AgentLink, STATUS_PANIC, leave};
 use crate::position::Position;
-use crate::setup;
+use crate::recover::Joining;
+use crate::seat::Seat;
+use crate::{group, setup};
 use crate::timeline::Timeline;
 use crate::train::Trainer;
 
@@ -46,16 +51,55 @@ pub fn run(config: &RankConfig) -> anyhow::Result<u8> {
     Ok(if link.wait_released(timeout) { STATUS_DONE } else { STATUS_FAILED })
 }
 
-/// An error is reported before the group is dropped: the others' errors are its effects and come later.
+/// One group after the other, until training is over or this rank itself is at fault. An error is reported before the group
+/// is dropped: the others' errors are its effects and come later.
 fn train(config: &RankConfig, link: &AgentLink, position: &Position) -> Result<(), Reported> {
     let timeout = config.spec.collective_timeout();
-    let ready = setup::prepare(config, link, position)
-        .map_err(|failure| report(&failure, link, position, timeout))?;
-    let mut trainer = Trainer::new(config, link, position, ready);
-    trainer.run().map_err(|failure| report(&failure, link, position, timeout))?;
+    let told = |failure: Failure| report(&failure, link, position, timeout);
+    let (model, seat) = begin(config).map_err(told)?;
+    let (layout, has_norms) = (model.layout().clone(), !model.buffers().params().is_empty());
+    let forming =
+        |seat| group::begin_forming(config, seat, &layout, has_norms, (link, position));
+    let mut joining = Joining::new(&seat);
+    let mut group = forming(seat).map_err(told)?;
+    let mut alone =
+        Trainer::new(config, link, position, setup::equip(config, model, link).map_err(told)?);
+    let trainer = loop {
+        position.enter(if joining.is_anew { Phase::Recovering } else { Phase::Forming });
+        let formed = group.join().unwrap_or_else(|_| {
+            Err(GroupError::InvalidArgument("the thread that forms the group panicked".to_owned()))
+        });
+        let joined = match formed {
+            Ok(reducer) => alone.join(reducer, joining, config.spec.ddp.shard),
+            Err(error) => Err((alone, Failure::of_group(&error))),
+        };
+        let (left, failure) = match joined {
+            Err(interrupted) => interrupted,
+            Ok(mut trainer) => match trainer.run() {
+                Ok(()) => break trainer,
+                // Told while the group is still there.
+                Err(failure) if !failure.is_interruption => return Err(told(failure)),
+                Err(failure) => (trainer.leave_group(), failure),
+            },
+        };
+        if !failure.is_interruption {
+            return Err(told(failure));
+        }
+        alone = left;
+        let Some(seat) = alone.next_seat(&failure) else { return Err(Reported) };
+        joining = Joining::new(&seat);
+        group = forming(seat).map_err(told)?;
+    };
     position.timeline().finish(timeout);
     trainer.close();
     Ok(())
+}
+
+fn begin(config: &RankConfig) -> Result<(Model, Seat), Failure> {
+    let rank_error = |message: String| Failure::new(FailureCode::RankError, message);
+    let model = Model::new(&config.spec.model).map_err(|error| rank_error(chain(&error)))?;
+    let seat = Seat::first(config);
+    Ok((model, seat.map_err(|error| rank_error(format!("cannot take this rank's seat: {error}")))?))
 }
 
 /// The agent has been told.

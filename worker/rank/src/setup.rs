@@ -1,9 +1,10 @@
-//! Everything before the first step: guests, group, weights. The group forms while the guests load.
+//! Everything before the first step: guests, weights, and what rests on the group. The group forms while the guests load.
 
 use std::sync::Arc;
 
 use camino::Utf8Path;
-use lockstep_api::{FailureCode, GuestSpec, LogLevel, LogSource, Phase, RankConfig, Shard};
+use lockstep_api::{FailureCode, GuestSpec, LogLevel, LogSource, RankConfig, Shard};
+use lockstep_ddp::hook::HookState;
 use lockstep_ddp::{Reducer, of_floats};
 use lockstep_models::Model;
 use lockstep_sandbox::{Loader, LogSink};
@@ -12,21 +13,20 @@ use lockstep_tensor::{Ema, LossScale, LrSchedule, OptimizerState, Peers, Threads
 use crate::agreement;
 use crate::failure::{Failure, GuestCall};
 use crate::grain::Engine;
-use crate::group;
 use crate::guest::{Guests, Split};
 use crate::joint::TimedPeers;
 use crate::link::AgentLink;
 use crate::loss::Loss;
-use crate::position::Position;
 use crate::schedule::Schedule;
 use crate::shard::OwnShard;
 use crate::start::{Start, refused};
+use crate::timeline::Timeline;
 use crate::update;
 use lockstep_service::chain;
 
-/// Ready for the first step.
+/// All that a rank trains with. `G`: its process group, or nothing between two of them.
 #[derive(Debug)]
-pub(crate) struct Ready {
+pub(crate) struct Ready<G = Reducer> {
     /// Model, loss, weights.
     pub(crate) engine: Engine,
     /// Reader of the training split.
@@ -45,12 +45,71 @@ pub(crate) struct Ready {
     pub(crate) loss_scale: Option<LossScale>,
     /// What the optimizer remembers.
     pub(crate) optimizer_state: OptimizerState,
+    /// What the hook begins with.
+    pub(crate) hook: Option<HookState>,
     /// The process group.
-    pub(crate) reducer: Reducer,
+    pub(crate) reducer: G,
     /// This rank's part of the optimizer's work, if it is shared.
     pub(crate) shard: Option<OwnShard>,
     /// The step to do next.
     pub(crate) next_step: u64,
+}
+
+impl<G> Ready<G> {
+    /// The same with another group.
+    pub(crate) fn with_group<H>(self, reducer: H) -> (Ready<H>, G) {
+        let ready = Ready {
+            engine: self.engine,
+            train: self.train,
+            eval: self.eval,
+            schedule: self.schedule,
+            update: self.update,
+            learning_rate: self.learning_rate,
+            average: self.average,
+            loss_scale: self.loss_scale,
+            optimizer_state: self.optimizer_state,
+            hook: self.hook,
+            reducer,
+            shard: self.shard,
+            next_step: self.next_step,
+        };
+        (ready, self.reducer)
+    }
+}
+
+impl Ready {
+    /// Before the first step of a group that goes on from nothing but a checkpoint or the beginning: what every rank must see
+    /// alike is compared.
+    pub(crate) fn agree(&mut self) -> Result<(), Failure> {
+        let facts = [
+            ("samples of the training split", self.schedule.samples()),
+            ("samples of the evaluation split", self.eval.as_ref().map_or(0, |(_, count)| *count)),
+            ("steps of the job", self.schedule.steps_total()),
+            ("step to do next", self.next_step),
+            ("digest of the weights", of_floats(&self.engine.weights)),
+            ("digest of the running statistics", of_floats(&self.engine.buffers)),
+        ];
+        agreement::agree(&mut self.reducer, &facts)
+    }
+
+    /// What rests on the group besides the reducer itself.
+    pub(crate) fn settle(&mut self, timeline: &Timeline, shard: Shard) -> Result<(), Failure> {
+        if let Some(hook) = self.hook.take() {
+            let restored = self.reducer.restore_hook(hook);
+            restored.map_err(|error| Failure::of_restoring(&error))?;
+        }
+        if shard == Shard::Zero1 {
+            let own = OwnShard::new(&self.reducer, &self.update)?;
+            own.keep_own(&mut self.optimizer_state);
+            self.shard = Some(own);
+        }
+        let peers = self.reducer.batch_peers().map(|peers| {
+            let (peers, timeline) = (Arc::clone(peers), timeline.clone());
+            Arc::new(TimedPeers { peers, timeline }) as Arc<dyn Peers>
+        });
+        self.engine.set_peers(peers);
+        Ok(())
+    }
 }
 
 /// The guests of one rank, opened.
@@ -61,57 +120,25 @@ struct Opened {
     loss: Loss,
 }
 
-/// Opens guests and data, forms the group, makes or loads the weights, and compares all of it over the ranks.
+/// Opens guests and data and makes or loads the weights: everything but the group.
 ///
 /// # Errors
 /// Whatever is at fault, as the agent hears it.
-pub(crate) fn prepare(
+pub(crate) fn equip(
     config: &RankConfig,
+    model: Model,
     link: &AgentLink,
-    position: &Position,
-) -> Result<Ready, Failure> {
+) -> Result<Ready<()>, Failure> {
     let spec = &config.spec;
-    let model = Model::new(&spec.model)
-        .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
-    let forming = group::begin_forming(config, &model, position)?;
     let Opened { train, samples, eval, loss } = open_guests(config, link)?;
     let schedule = Schedule::new(samples, &spec.train, spec.ddp.uneven).map_err(refused)?;
     let update = update::plan(&spec.train, model.layout()).map_err(refused)?;
     let learning_rate = update::schedule(&spec.train, schedule.steps_total()).map_err(refused)?;
     let start = Start::new(config, &model, &update, &schedule, link)?;
-    let Start { weights, buffers, mut optimizer_state, average, loss_scale, hook, next_step } =
-        start;
-    position.enter(Phase::Forming);
-    let panicked =
-        |_| Failure::new(FailureCode::RankError, "the thread that forms the group panicked");
-    let formed = forming.join().map_err(panicked)?;
-    let mut reducer = formed.map_err(|error| Failure::of_group(&error))?;
-    let facts = [
-        ("samples of the training split", samples),
-        ("samples of the evaluation split", eval.as_ref().map_or(0, |(_, samples)| *samples)),
-        ("steps of the job", schedule.steps_total()),
-        ("step to do next", next_step),
-        ("digest of the weights", of_floats(&weights)),
-        ("digest of the running statistics", of_floats(&buffers)),
-    ];
-    agreement::agree(&mut reducer, &facts)?;
-    if let Some(hook) = hook {
-        reducer.restore_hook(hook).map_err(|error| Failure::of_restoring(&error))?;
-    }
-    let shard = match spec.ddp.shard {
-        Shard::None => None,
-        Shard::Zero1 => Some(OwnShard::new(&reducer, &update)?),
-    };
-    if let Some(shard) = &shard {
-        shard.keep_own(&mut optimizer_state);
-    }
+    let Start { weights, buffers, optimizer_state, average, loss_scale, hook, next_step } = start;
     let threads = Threads::new(spec.train.threads as usize)
         .map_err(|error| Failure::new(FailureCode::RankError, chain(&error)))?;
-    let peers = reducer.batch_peers().map(|peers| {
-        let (peers, timeline) = (Arc::clone(peers), position.timeline().clone());
-        Arc::new(TimedPeers { peers, timeline }) as Arc<dyn Peers>
-    });
-    let engine = Engine::new(model, loss, (weights, buffers), threads).with_peers(peers);
+    let engine = Engine::new(model, loss, (weights, buffers), threads);
     Ok(Ready {
         engine,
         train,
@@ -122,8 +149,9 @@ pub(crate) fn prepare(
         average,
         loss_scale,
         optimizer_state,
-        reducer,
-        shard,
+        hook,
+        reducer: (),
+        shard: None,
         next_step,
     })
 }

@@ -39,9 +39,12 @@ impl Start {
         link: &AgentLink,
     ) -> Result<Self, Failure> {
         let train = &config.spec.train;
+        // What comes from other ranks is not read here.
+        let resume_path = config.resume_path.as_ref().filter(|_| !config.heals);
+        let is_first = resume_path.is_none() && !config.heals;
         let mut weights = model.initial_weights(train.seed);
         let mut buffers = model.initial_buffers();
-        if let Some(path) = config.init_path.as_deref().filter(|_| config.resume_path.is_none()) {
+        if let Some(path) = config.init_path.as_deref().filter(|_| is_first) {
             let strict = config.spec.model.init_strict;
             let report = begin_from(model, path.as_ref(), (&mut weights, &mut buffers), strict)
                 .map_err(refused)?;
@@ -55,7 +58,7 @@ impl Start {
         let (hook, next_step) = (None, 0);
         let mut start =
             Self { weights, buffers, optimizer_state, average, loss_scale, hook, next_step };
-        if let Some(path) = &config.resume_path {
+        if let Some(path) = resume_path {
             start.resume(config, path.as_ref(), model, schedule)?;
         }
         Ok(start)

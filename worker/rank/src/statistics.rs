@@ -17,6 +17,8 @@ pub(crate) struct Statistics {
     table: Vec<f64>,
     /// Of one grain: as many as there are running ones.
     width: usize,
+    /// The running ones before the step in work, which may have to be done again.
+    before: Option<Vec<f32>>,
 }
 
 impl Statistics {
@@ -26,7 +28,7 @@ impl Statistics {
             Reduction::Fast => 1,
             Reduction::FixedTree => grains,
         };
-        Self { reduction, table: vec![0.0; rows * width], width }
+        Self { reduction, table: vec![0.0; rows * width], width, before: None }
     }
 }
 
@@ -34,11 +36,18 @@ impl Trainer {
     /// Before a step's first grain.
     pub(crate) fn begin_statistics(&mut self) {
         self.statistics.table.fill(0.0);
+        let before = self.statistics.before.get_or_insert_default();
+        before.clone_from(&self.ready.engine.buffers);
+    }
+
+    /// After a step that was applied.
+    pub(crate) fn keep_statistics(&mut self) {
+        self.statistics.before = None;
     }
 
     /// After a grain's forward pass.
     pub(crate) fn take_statistics(&mut self, grain: usize) {
-        let Statistics { reduction, table, width } = &mut self.statistics;
+        let Statistics { reduction, table, width, .. } = &mut self.statistics;
         let engine = &mut self.ready.engine;
         match reduction {
             Reduction::Fast => {
@@ -51,7 +60,7 @@ impl Trainer {
 
     /// After a step of so many grains.
     pub(crate) fn finish_statistics(&mut self, grains: usize) -> Result<(), Failure> {
-        let Statistics { reduction, table, width } = &mut self.statistics;
+        let Statistics { reduction, table, width, .. } = &mut self.statistics;
         if *width == 0 || *reduction == Reduction::Fast {
             return Ok(());
         }
@@ -72,5 +81,14 @@ impl Trainer {
         let reducer = &mut self.ready.reducer;
         let shared = self.position.timeline().wait(|| reducer.broadcast(0, buffers));
         shared.map_err(|error| Failure::of_group(&error))
+    }
+}
+
+impl<G> Trainer<G> {
+    /// A step that was not applied leaves no trace.
+    pub(crate) fn take_back_statistics(&mut self) {
+        if let Some(before) = self.statistics.before.take() {
+            self.ready.engine.buffers = before;
+        }
     }
 }

@@ -256,7 +256,7 @@ impl Recorder {
             Phase::Optimizer => Some((SpanKind::Optimizer, None)),
             Phase::Checkpoint => Some((SpanKind::Checkpoint, None)),
             Phase::Evaluation => Some((SpanKind::Evaluation, None)),
-            Phase::Starting | Phase::Forming | Phase::Done => None,
+            Phase::Starting | Phase::Forming | Phase::Recovering | Phase::Done => None,
         };
         stepping.open = kind.map(|(kind, index)| (kind, index, now_ns));
     }

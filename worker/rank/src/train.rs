@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use lockstep_api::{FailureCode, JobSpec, Phase, Rank, RankConfig};
-use lockstep_ddp::{GrainSums, Intent, StepOutcome, Votes};
+use lockstep_ddp::{GrainSums, Intent, Reducer, StepOutcome, Votes};
 use lockstep_models::Mode;
 use lockstep_sandbox::Batch;
 use lockstep_tensor::{OpError, StepFactors};
@@ -14,21 +14,21 @@ use crate::link::AgentLink;
 use crate::loss::MAX_METRICS;
 use crate::order::{Permutation, sample_seed};
 use crate::position::Position;
-use crate::report::{non_finite, signed};
+use crate::report::{Told, non_finite, signed};
 use crate::schedule::Place;
 use crate::setup::Ready;
 use crate::statistics::Statistics;
 use crate::unused::Unused;
 use lockstep_service::chain;
 
-/// One rank between its first and its last step.
+/// One rank between its first and its last step. `G`: its process group, or nothing between two of them.
 #[derive(Debug)]
-pub(crate) struct Trainer {
+pub(crate) struct Trainer<G = Reducer> {
     pub(crate) spec: JobSpec,
     pub(crate) rank: Rank,
     pub(crate) link: AgentLink,
     pub(crate) position: Position,
-    pub(crate) ready: Ready,
+    pub(crate) ready: Ready<G>,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) statistics: Statistics,
     /// Steps left out since the last good one.
@@ -39,15 +39,21 @@ pub(crate) struct Trainer {
     pub(crate) is_comparison_due: bool,
     /// What the loss of the first grain did not depend on.
     pub(crate) unused: Unused,
+    /// What was told of steps, to be told again if whoever told it is lost.
+    pub(crate) told: Told,
+    /// What follows the last step, evaluation and checkpoint, is still to be done; and whether all agreed to stop there.
+    pub(crate) follow_up: Option<bool>,
+    /// Whether its state is the job's: not that of a process in the place of a lost one until it has taken over another's.
+    pub(crate) is_healed: bool,
 }
 
-impl Trainer {
-    /// Ready for the first step.
+impl Trainer<()> {
+    /// Everything but a group.
     pub(crate) fn new(
         config: &RankConfig,
         link: &AgentLink,
         position: &Position,
-        ready: Ready,
+        ready: Ready<()>,
     ) -> Self {
         let checkpoints = Checkpoints::new(config.checkpoint_dir.clone().into(), link.clone());
         let (width, grains) = (ready.engine.buffers.len(), ready.schedule.max_grains());
@@ -64,8 +70,43 @@ impl Trainer {
             has_strayed: false,
             is_comparison_due: false,
             unused: Unused::default(),
+            told: Told::default(),
+            follow_up: None,
+            is_healed: !config.heals,
         }
     }
+}
+
+impl<G> Trainer<G> {
+    /// The same with another group.
+    pub(crate) fn with_group<H>(self, reducer: H) -> (Trainer<H>, G) {
+        let (ready, old) = self.ready.with_group(reducer);
+        let trainer = Trainer {
+            spec: self.spec,
+            rank: self.rank,
+            link: self.link,
+            position: self.position,
+            ready,
+            checkpoints: self.checkpoints,
+            statistics: self.statistics,
+            skipped_in_row: self.skipped_in_row,
+            has_strayed: self.has_strayed,
+            is_comparison_due: self.is_comparison_due,
+            unused: self.unused,
+            told: self.told,
+            follow_up: self.follow_up,
+            is_healed: self.is_healed,
+        };
+        (trainer, old)
+    }
+
+    /// Rank 0 speaks for all: what it reports is the same on every rank.
+    pub(crate) fn is_reporter(&self) -> bool {
+        self.rank == Rank(0)
+    }
+}
+
+impl Trainer {
 
     /// Trains to the end, or until all ranks agree to stop.
     ///
@@ -73,9 +114,18 @@ impl Trainer {
     /// What ended it.
     pub(crate) fn run(&mut self) -> Result<(), Failure> {
         self.announce();
-        self.describe();
         let steps_total = self.ready.schedule.steps_total();
-        while self.ready.next_step < steps_total {
+        loop {
+            if let Some(is_stopped) = self.follow_up {
+                let is_over = self.follow_step(is_stopped)?;
+                self.follow_up = None;
+                if is_over {
+                    break;
+                }
+            }
+            if self.ready.next_step == steps_total {
+                break;
+            }
             let step = self.ready.next_step;
             let place = self.ready.schedule.place(step);
             let began = Instant::now();
@@ -86,24 +136,30 @@ impl Trainer {
             self.position.timeline().end_step();
             self.report(step, place, &outcome, (grad_norm, began.elapsed()));
             self.ready.next_step += 1;
-            let is_due = self.is_evaluation_due(step);
-            if outcome.stop || is_due || self.is_checkpoint_due() {
-                self.share_statistics()?;
-                self.gather_all()?;
-            }
-            let is_stopping = outcome.stop || (is_due && self.evaluate(self.ready.next_step)?);
-            if is_stopping || self.is_checkpoint_due() {
-                self.checkpoint()?;
-            }
-            if is_stopping {
-                break;
-            }
+            self.keep_statistics();
+            self.follow_up = Some(outcome.stop);
         }
         self.refuse_untrained()?;
         self.position.enter(Phase::Checkpoint);
         self.checkpoints.finish()?;
         self.position.enter(Phase::Done);
         Ok(())
+    }
+
+    /// What follows a step: evaluation and checkpoint, if they are due. Says whether training ends here. Done again, it
+    /// changes nothing.
+    fn follow_step(&mut self, is_stopped: bool) -> Result<bool, Failure> {
+        let step = self.ready.next_step.saturating_sub(1);
+        let is_due = self.is_evaluation_due(step);
+        if is_stopped || is_due || self.is_checkpoint_due() {
+            self.share_statistics()?;
+            self.gather_all()?;
+        }
+        let is_stopping = is_stopped || (is_due && self.evaluate(self.ready.next_step)?);
+        if is_stopping || self.is_checkpoint_due() {
+            self.checkpoint()?;
+        }
+        Ok(is_stopping)
     }
 
     /// Leaves the group without disturbing the others.
@@ -287,11 +343,6 @@ impl Trainer {
         let is_last = step + 1 == schedule.steps_total();
         let is_due = epochs.is_multiple_of(u64::from(self.spec.eval.every_epochs.max(1)));
         schedule.ends_epoch(step) && (is_due || is_last)
-    }
-
-    /// Rank 0 speaks for all: what it reports is the same on every rank.
-    pub(crate) fn is_reporter(&self) -> bool {
-        self.rank == Rank(0)
     }
 
     pub(crate) fn call<'a>(&self, guest: &'static str, samples: &'a [u64]) -> GuestCall<'a> {

@@ -18,6 +18,13 @@ pub(crate) struct Unused {
     is_agreed: bool,
 }
 
+impl Unused {
+    /// Of a group in which somebody may not know yet what the first grain used.
+    pub(crate) fn agree_again(&mut self) {
+        self.is_agreed = false;
+    }
+}
+
 impl Trainer {
     /// After each grain.
     pub(crate) fn watch_unused(&mut self, step: u64) -> Result<(), Failure> {

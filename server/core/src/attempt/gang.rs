@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{Blame, Generation, NodeId, Rank};
+use lockstep_api::{Generation, NodeId, Rank, Transport};
 
 use super::words::Effect;
+use crate::placement::memory_indices;
 use crate::verdict::{self, Failure};
 
 /// The ranks that hold an attempt together.
@@ -21,6 +22,14 @@ pub struct Gang {
     pub rendezvous_by: Option<DateTime<Utc>>,
     /// The first symptom, while its cause is unknown.
     pub suspect: Option<Suspect>,
+    /// How ranks reach each other.
+    pub transport: Transport,
+    /// Whether every rank has all of the state, so that one that is lost can be replaced by a copy of another.
+    pub has_copies: bool,
+    /// Whether a step was done under the present generation.
+    pub has_progressed: bool,
+    /// The number of the next process.
+    pub next_process: i32,
 }
 
 /// One rank's process.
@@ -34,6 +43,10 @@ pub struct Member {
     pub place: Place,
     /// How far it is on its way to the others. Means nothing without a rendezvous.
     pub readiness: Readiness,
+    /// Which process of the attempt it is.
+    pub process: i32,
+    /// The generation that it was started under.
+    pub first_generation: Generation,
 }
 
 /// What a rank needs before it can be started, if it is to meet ranks that share no memory with it.
@@ -56,6 +69,8 @@ pub enum Place {
     Finished,
     /// Gone otherwise.
     Gone,
+    /// Given up: another process takes the rank as soon as there is a slot.
+    Vacant,
 }
 
 /// A symptom that waits for its cause.
@@ -67,6 +82,13 @@ pub struct Suspect {
     pub failure: Failure,
     /// Nodes that have told of this or another failure: what they kill from then on is their own doing.
     pub told_by: BTreeSet<NodeId>,
+}
+
+impl Member {
+    /// Whether `node` runs it, or has run it until its end.
+    pub(super) fn is_on(&self, node: NodeId) -> bool {
+        self.node == node && self.place != Place::Vacant
+    }
 }
 
 impl Suspect {
@@ -82,7 +104,24 @@ impl Gang {
     }
 
     pub(super) fn has_unfinished(&self, node: NodeId) -> bool {
-        self.members.values().any(|member| member.node == node && member.place != Place::Finished)
+        let is_unfinished = |place| !matches!(place, Place::Finished | Place::Vacant);
+        self.members.values().any(|member| member.node == node && is_unfinished(member.place))
+    }
+
+    pub(super) fn is_member(&self, node: NodeId) -> bool {
+        self.members.values().any(|member| member.is_on(node))
+    }
+
+    /// Ranks whose processes were given up and that no other has taken.
+    pub fn vacant(&self) -> BTreeSet<Rank> {
+        let vacant = self.members.iter().filter(|(_, member)| member.place == Place::Vacant);
+        vacant.map(|(rank, _)| *rank).collect()
+    }
+
+    /// Which group memory each rank is in, in order of rank.
+    pub(super) fn memories(&self) -> Vec<(Rank, i32)> {
+        let nodes: Vec<NodeId> = self.members.values().map(|member| member.node).collect();
+        self.members.keys().copied().zip(memory_indices(&nodes, self.transport)).collect()
     }
 
     pub(super) fn spans_nodes(&self) -> bool {
@@ -112,12 +151,6 @@ impl Gang {
         self.members
             .values()
             .any(|member| member.place == Place::Held && !suspect.was_told_by(Some(member.node)))
-    }
-
-    pub(super) fn suspect_blame(&self) -> Blame {
-        self.suspect
-            .as_ref()
-            .map_or(Blame::Infrastructure, |suspect| suspect.failure.report.code.blame())
     }
 
     /// Marks held members as gone and tells whose slots are free now.

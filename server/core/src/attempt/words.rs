@@ -2,6 +2,7 @@
 
 use lockstep_api::{AttemptOutcome, Blame, FailureReport, Generation, NodeId, Rank, RankExit};
 
+use crate::placement::Refill;
 use crate::verdict::{Failure, Standing};
 
 /// What can happen to an attempt.
@@ -23,6 +24,8 @@ pub enum Event {
         /// In which way.
         loss: NodeLoss,
     },
+    /// There are slots for all ranks whose processes were given up.
+    Refilled(Vec<Refill>),
     /// Someone wants it to end.
     StopRequested,
     /// Time passed.
@@ -44,7 +47,9 @@ pub enum Word {
         /// Which.
         rank: Rank,
     },
-    /// The group is formed, or a step was done.
+    /// The group is formed.
+    Formed,
+    /// A step was done.
     Progressed,
     /// Its ranks live: the lease goes on.
     Renewed,
@@ -110,6 +115,8 @@ pub enum Effect {
     File {
         /// What.
         failure: Failure,
+        /// Under which generation it happened.
+        generation: Generation,
         /// As what.
         standing: Standing,
     },
@@ -120,6 +127,20 @@ pub enum Effect {
         /// Whose.
         rank: Rank,
     },
+    /// A rank's process is given up; its slot stays held until its node says that it is gone, unless that is known.
+    Evict {
+        /// Whose.
+        rank: Rank,
+    },
+    /// A new generation of the same attempt begins: other processes take the place of those that were lost.
+    Begin {
+        /// Those.
+        replacements: Vec<Replacement>,
+        /// Which group memory each rank is in.
+        memories: Vec<(Rank, i32)>,
+        /// Whether the job pays for it.
+        is_paid: bool,
+    },
     /// The nodes' sets of assignments changed.
     Reassign,
     /// The job must hear that the attempt is over.
@@ -129,6 +150,17 @@ pub enum Effect {
         /// Whose fault.
         blame: Blame,
     },
+}
+
+/// A process that takes the place of a lost one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replacement {
+    /// The rank.
+    pub rank: Rank,
+    /// The number of the process.
+    pub process: i32,
+    /// Its slot; absent: that of the one before it.
+    pub place: Option<Refill>,
 }
 
 /// Why an event was refused.

@@ -9,8 +9,8 @@ use lockstep_api::{
 use sqlx::types::Uuid;
 use sqlx::{PgConnection, query, query_as, query_scalar};
 
-/// Renews the leases of those attempts that `node` may speak for: the fence names the current generation, the attempt has
-/// not ended, and the node runs ranks of it. Answers those; all others of `fences` are lost. Attempts that the node is
+/// Renews the leases of those attempts that `node` may speak for: the attempt has not ended, the node runs ranks of its
+/// present group, and the fence names no later generation (it names an earlier one while the node has yet to hear). Answers those; all others of `fences` are lost. Attempts that the node is
 /// still preparing are renewed as well: their ranks do not live yet and are in no heartbeat.
 pub(crate) async fn renew(
     db: &mut PgConnection,
@@ -26,10 +26,11 @@ pub(crate) async fn renew(
             SELECT attempt_id
             FROM attempt
             WHERE state <> 'ended'
-              AND EXISTS (SELECT FROM group_member AS m WHERE m.attempt_id = attempt.attempt_id AND m.node_id = $1)
-              AND (state IN ('placing', 'starting')
-                   OR (attempt_id, generation) IN (SELECT fence.id, fence.generation
-                                                   FROM unnest($2::uuid[], $3::bigint[]) AS fence (id, generation)))
+              AND EXISTS (SELECT FROM group_member AS m
+                          WHERE m.attempt_id = attempt.attempt_id AND m.node_id = $1 AND m.evicted_at IS NULL)
+              AND (state IN ('placing', 'starting', 'recovering')
+                   OR EXISTS (SELECT FROM unnest($2::uuid[], $3::bigint[]) AS fence (id, generation)
+                              WHERE fence.id = attempt_id AND fence.generation <= attempt.generation))
             ORDER BY attempt_id FOR UPDATE
         )
         UPDATE attempt SET lease_expires_at = greatest(lease_expires_at, $4)
@@ -44,8 +45,8 @@ pub(crate) async fn renew(
     )
     .fetch_all(db)
     .await?;
-    let is_held = |id, generation| {
-        rows.iter().any(|row| row.attempt_id == id && row.generation == generation)
+    let is_held = |id, generation: Generation| {
+        rows.iter().any(|row| row.attempt_id == id && generation <= row.generation)
     };
     let held = fences.iter().filter(|fence| is_held(fence.attempt_id, fence.generation));
     Ok(held.map(|fence| fence.attempt_id).collect())
@@ -58,7 +59,9 @@ pub(crate) struct HeldFence {
     pub(crate) job_id: JobId,
 }
 
-/// Holds the fence until the end of the transaction: the attempt cannot end before. `None`: it is lost, or was never this node's.
+/// Holds the fence until the end of the transaction: the attempt cannot end before. `None`: it is lost, or was never this
+/// node's. What an earlier generation of the same attempt has begun goes on, as long as the node has a rank in the present
+/// one: its state is that of the same course.
 pub(crate) async fn hold_fence(
     db: &mut PgConnection,
     node: NodeId,
@@ -68,8 +71,9 @@ pub(crate) async fn hold_fence(
         r#"
         SELECT project_id AS "project_id: ProjectId", job_id AS "job_id: JobId"
         FROM attempt
-        WHERE attempt_id = $1 AND generation = $2 AND state <> 'ended'
-          AND EXISTS (SELECT FROM group_member AS m WHERE m.attempt_id = attempt.attempt_id AND node_id = $3)
+        WHERE attempt_id = $1 AND $2 <= generation AND state <> 'ended'
+          AND EXISTS (SELECT FROM group_member AS m
+                      WHERE m.attempt_id = attempt.attempt_id AND m.node_id = $3 AND m.evicted_at IS NULL)
         FOR SHARE
         "#,
         fence.attempt_id as AttemptId,
@@ -107,7 +111,7 @@ pub(crate) async fn unfinished(db: &mut PgConnection) -> sqlx::Result<Vec<Tended
         Tended,
         r#"SELECT attempt_id AS "id: AttemptId", job_id AS "job_id: JobId", state AS "state: AttemptState",
                   lease_expires_at,
-                  CASE WHEN state = 'placing' THEN rendezvous_by END AS rendezvous_by
+                  CASE WHEN state IN ('placing', 'recovering') THEN rendezvous_by END AS rendezvous_by
            FROM attempt WHERE state <> 'ended' ORDER BY attempt_id"#
     )
     .fetch_all(db)

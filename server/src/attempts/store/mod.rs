@@ -3,13 +3,14 @@
 mod held;
 mod network;
 mod read;
+mod regroup;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 use lockstep_api::{
-    AttemptId, AttemptOutcome, AttemptState, CheckpointId, DeviceKind, Generation, JobId, NodeId,
-    Phase, ProjectId, Rank, RankExit, RankPosition, Step,
+    AttemptId, AttemptOutcome, AttemptState, CheckpointId, Generation, JobId, NodeId,
+    Phase, ProjectId, Rank, RankExit, RankPosition, Step, Transport,
 };
 use lockstep_core::{Attempt, Gang, Member, Place, Placed, Readiness, Stage};
 use sqlx::types::Uuid;
@@ -22,6 +23,10 @@ pub(crate) use held::{
     unfinished,
 };
 pub(crate) use network::{Peer, peers, record_endpoints, record_prepared};
+pub(crate) use regroup::{
+    NewMember, Slot, Vacancies, begin_generation, evict, held_after_eviction, record_formed,
+    record_progress, release_evicted, with_vacancies,
+};
 pub(crate) use read::{Assigned, Branch, assigned, branch, newest, steps_done, views};
 
 /// An attempt whose row this transaction holds.
@@ -36,9 +41,10 @@ pub(crate) struct LockedAttempt {
 }
 
 impl LockedAttempt {
-    /// Its nodes, in order.
+    /// The nodes that run its ranks, in order.
     pub(crate) fn nodes(&self) -> Vec<NodeId> {
-        let nodes: BTreeSet<_> = self.core.gang.members.values().map(|m| m.node).collect();
+        let members = self.core.gang.members.values().filter(|m| m.place != Place::Vacant);
+        let nodes: BTreeSet<_> = members.map(|m| m.node).collect();
         nodes.into_iter().collect()
     }
 }
@@ -74,8 +80,14 @@ pub(crate) async fn lock(
             steps_done AS "steps_done: Step",
             lease_expires_at,
             rendezvous_by,
+            recovering_since,
             stop_requested_at,
-            first_step_at
+            first_step_at,
+            EXISTS (SELECT FROM group_generation AS g
+                    WHERE g.attempt_id = attempt.attempt_id AND g.generation = attempt.generation
+                      AND g.first_step_at IS NOT NULL) AS "has_progressed!",
+            (SELECT coalesce(max(process), -1) + 1 FROM group_member AS m
+             WHERE m.attempt_id = attempt.attempt_id) AS "next_process!"
         FROM attempt WHERE attempt_id = ANY($1) ORDER BY attempt_id FOR UPDATE
         "#,
         &ids,
@@ -89,7 +101,10 @@ pub(crate) async fn lock(
             (_, Some(outcome)) => Stage::Ended(outcome),
             (AttemptState::Placing, None) => Stage::Placing,
             (AttemptState::Starting, None) => Stage::Starting,
-            (AttemptState::Running | AttemptState::Recovering, None) => Stage::Running,
+            (AttemptState::Running, None) => Stage::Running,
+            (AttemptState::Recovering, None) => {
+                Stage::Recovering { since: row.recovering_since.unwrap_or(row.lease_expires_at) }
+            }
             // The schema has no ended attempt without an outcome.
             (AttemptState::Stopping | AttemptState::Ended, None) => {
                 Stage::Stopping { since: row.stop_requested_at.unwrap_or(row.lease_expires_at) }
@@ -101,6 +116,11 @@ pub(crate) async fn lock(
             members: members.remove(&row.id).unwrap_or_default(),
             rendezvous_by: row.rendezvous_by,
             suspect: suspects.remove(&row.id),
+            // The job says so: see `drive`.
+            transport: Transport::Auto,
+            has_copies: false,
+            has_progressed: row.has_progressed,
+            next_process: row.next_process,
         };
         LockedAttempt {
             id: row.id,
@@ -120,16 +140,18 @@ async fn members(
 ) -> sqlx::Result<BTreeMap<AttemptId, BTreeMap<Rank, Member>>> {
     let rows = query!(
         r#"
-        SELECT
+        SELECT DISTINCT ON (attempt_id, rank)
             attempt_id AS "attempt_id: AttemptId",
             rank       AS "rank: Rank",
             node_id    AS "node_id: NodeId",
             node.name  AS node_name,
             endpoints IS NOT NULL   AS "listens!",
             prepared_at IS NOT NULL AS "is_prepared!",
-            exit_code, signal, finished_at, released_at
+            evicted_at IS NOT NULL  AS "is_vacant!",
+            first_generation AS "first_generation: Generation",
+            process, exit_code, signal, finished_at, released_at
         FROM group_member JOIN node USING (node_id)
-        WHERE attempt_id = ANY($1)
+        WHERE attempt_id = ANY($1) ORDER BY attempt_id, rank, process DESC
         "#,
         attempts,
     )
@@ -138,13 +160,21 @@ async fn members(
     let mut members: BTreeMap<AttemptId, BTreeMap<Rank, Member>> = BTreeMap::new();
     for row in rows {
         let place = match (row.released_at, row.finished_at, row.exit_code, row.signal) {
+            _ if row.is_vacant => Place::Vacant,
             (None, ..) => Place::Held,
             (Some(_), Some(_), ..) => Place::Finished,
             (Some(_), None, Some(0), None) => Place::Left,
             (Some(_), None, ..) => Place::Gone,
         };
         let readiness = Readiness { listens: row.listens, is_prepared: row.is_prepared };
-        let member = Member { node: row.node_id, node_name: row.node_name, place, readiness };
+        let member = Member {
+            node: row.node_id,
+            node_name: row.node_name,
+            place,
+            readiness,
+            process: row.process,
+            first_generation: row.first_generation,
+        };
         members.entry(row.attempt_id).or_default().insert(row.rank, member);
     }
     Ok(members)
@@ -201,22 +231,13 @@ pub(crate) async fn insert(
     )
     .execute(&mut *db)
     .await?;
-    for Placed { rank, node, device, index, memory_index } in places {
-        query!(
-            "INSERT INTO group_member (project_id, attempt_id, rank, node_id, device, slot_index, memory_index)
-             VALUES ($1, $2, $3, $4, $5, $6, $7)",
-            project_id as ProjectId,
-            id as AttemptId,
-            *rank as Rank,
-            *node as NodeId,
-            *device as DeviceKind,
-            index,
-            memory_index,
-        )
-        .execute(&mut *db)
-        .await?;
+    for (process, place) in (0..).zip(places) {
+        let Placed { rank, node, device, index, memory_index } = *place;
+        let slot = Slot { node, device, index };
+        let member = NewMember { process, rank, slot, memory_index };
+        regroup::insert_member(&mut *db, (project_id, id, generation), member).await?;
     }
-    Ok(())
+    regroup::insert_generation(db, (project_id, id, generation), places.len(), now).await
 }
 
 /// Writes down what the core decided of an attempt whose row is locked. A lease never gets shorter.
@@ -229,14 +250,21 @@ pub(crate) async fn save(
     let (outcome, stop_requested_at) = match stage {
         Stage::Ended(outcome) => (Some(*outcome), None),
         Stage::Stopping { since } => (None, Some(*since)),
-        Stage::Placing | Stage::Starting | Stage::Running => (None, None),
+        Stage::Placing | Stage::Starting | Stage::Running | Stage::Recovering { .. } => {
+            (None, None)
+        }
+    };
+    let recovering_since = match stage {
+        Stage::Recovering { since } => Some(*since),
+        _ => None,
     };
     query!(
         "UPDATE attempt
          SET state = $3, outcome = $4, stop_requested_at = coalesce($5, stop_requested_at), steps_done = $6,
-             first_step_at = $7, lease_expires_at = greatest(lease_expires_at, $8),
-             ended_at = CASE WHEN $3 = 'ended'::attempt_state THEN coalesce(ended_at, $9) END
-         WHERE attempt_id = $1 AND generation = $2",
+             first_step_at = $7, lease_expires_at = greatest(lease_expires_at, $8), generation = $2,
+             ended_at = CASE WHEN $3 = 'ended'::attempt_state THEN coalesce(ended_at, $9) END,
+             recovering_since = $10, rendezvous_by = $11
+         WHERE attempt_id = $1 AND generation <= $2",
         attempt.id as AttemptId,
         gang.generation as Generation,
         stage.label() as AttemptState,
@@ -246,6 +274,8 @@ pub(crate) async fn save(
         attempt.first_step_at,
         gang.lease_expires_at,
         now,
+        recovering_since,
+        gang.rendezvous_by,
     )
     .execute(db)
     .await
@@ -261,7 +291,7 @@ pub(crate) async fn record_start(
 ) -> sqlx::Result<()> {
     query!(
         "UPDATE group_member SET pid = $3, phase = coalesce(phase, 'starting')
-         WHERE attempt_id = $1 AND rank = $2",
+         WHERE attempt_id = $1 AND rank = $2 AND evicted_at IS NULL",
         attempt as AttemptId,
         rank as Rank,
         pid,
@@ -271,19 +301,19 @@ pub(crate) async fn record_start(
     .map(drop)
 }
 
-/// How a rank left, and where it was.
+/// How a process left, and where it was.
 pub(crate) async fn record_exit(
     db: &mut PgConnection,
     attempt: AttemptId,
-    rank: Rank,
+    process: i32,
     exit: RankExit,
 ) -> sqlx::Result<()> {
     let RankExit { code, signal, phase, step } = exit;
     query!(
         "UPDATE group_member SET exit_code = $3, signal = $4, phase = $5, step = $6
-         WHERE attempt_id = $1 AND rank = $2",
+         WHERE attempt_id = $1 AND process = $2",
         attempt as AttemptId,
-        rank as Rank,
+        process,
         code,
         signal,
         phase as Phase,
@@ -302,7 +332,8 @@ pub(crate) async fn release(
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     query!(
-        "UPDATE group_member SET released_at = coalesce(released_at, $3) WHERE attempt_id = $1 AND rank = $2",
+        "UPDATE group_member SET released_at = coalesce(released_at, $3)
+         WHERE attempt_id = $1 AND rank = $2 AND evicted_at IS NULL",
         attempt as AttemptId,
         rank as Rank,
         now,
@@ -321,7 +352,7 @@ pub(crate) async fn record_finish(
 ) -> sqlx::Result<()> {
     query!(
         "UPDATE group_member SET finished_at = coalesce(finished_at, $3), phase = 'done', exit_code = 0
-         WHERE attempt_id = $1 AND rank = $2",
+         WHERE attempt_id = $1 AND rank = $2 AND evicted_at IS NULL",
         attempt as AttemptId,
         rank as Rank,
         now,
@@ -343,9 +374,10 @@ pub(crate) async fn record_positions(
     let phases: Vec<String> = positions.iter().map(|p| p.phase.as_str().to_owned()).collect();
     let steps: Vec<i64> = positions.iter().map(|p| p.step.0).collect();
     query!(
-        "UPDATE group_member SET pid = p.pid, phase = p.phase::phase, step = p.step
+        "UPDATE group_member SET phase = p.phase::phase, step = p.step
          FROM unnest($3::integer[], $4::integer[], $5::text[], $6::bigint[]) AS p (rank, pid, phase, step)
-         WHERE attempt_id = $1 AND node_id = $2 AND group_member.rank = p.rank AND released_at IS NULL",
+         WHERE attempt_id = $1 AND node_id = $2 AND group_member.rank = p.rank AND group_member.pid = p.pid
+           AND released_at IS NULL",
         attempt as AttemptId,
         node as NodeId,
         &ranks,

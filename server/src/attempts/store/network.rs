@@ -30,7 +30,7 @@ pub(crate) async fn peers(
         SELECT attempt_id AS "attempt_id: AttemptId", rank AS "rank: Rank", memory_index, node.host,
                CASE WHEN prepared_at IS NOT NULL THEN endpoints END AS endpoints
         FROM group_member JOIN node USING (node_id)
-        WHERE attempt_id = ANY($1) ORDER BY attempt_id, rank
+        WHERE attempt_id = ANY($1) AND evicted_at IS NULL ORDER BY attempt_id, rank
         "#,
         &uuids(attempts),
     )
@@ -56,7 +56,7 @@ pub(crate) async fn record_endpoints(
     endpoints: &[String],
 ) -> sqlx::Result<()> {
     query!(
-        "UPDATE group_member SET endpoints = $3 WHERE attempt_id = $1 AND rank = $2",
+        "UPDATE group_member SET endpoints = $3 WHERE attempt_id = $1 AND rank = $2 AND evicted_at IS NULL",
         attempt as AttemptId,
         rank as Rank,
         endpoints,
@@ -74,7 +74,8 @@ pub(crate) async fn record_prepared(
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     query!(
-        "UPDATE group_member SET prepared_at = coalesce(prepared_at, $3) WHERE attempt_id = $1 AND node_id = $2",
+        "UPDATE group_member SET prepared_at = coalesce(prepared_at, $3)
+         WHERE attempt_id = $1 AND node_id = $2 AND evicted_at IS NULL",
         attempt as AttemptId,
         node as NodeId,
         now,

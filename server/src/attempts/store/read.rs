@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use lockstep_api::{
-    AttemptId, AttemptOutcome, AttemptState, AttemptView, CheckpointId, Generation, JobId, NodeId,
+    AssignedRank, AttemptId, AttemptOutcome, AttemptState, AttemptView, CheckpointId, Generation, JobId, NodeId,
     Phase, ProjectId, Rank, RankView, Step,
 };
 use sqlx::types::Uuid;
@@ -54,8 +54,10 @@ async fn ranks(
         SELECT
             attempt_id AS "attempt_id: AttemptId", rank AS "rank: Rank", node_id AS "node_id: NodeId",
             node.name AS node_name, pid, phase AS "phase: Phase", step AS "step: Step", exit_code, signal
-        FROM group_member JOIN node USING (node_id)
-        WHERE attempt_id = ANY($1) ORDER BY attempt_id, rank
+        FROM (SELECT DISTINCT ON (attempt_id, rank) * FROM group_member
+              WHERE attempt_id = ANY($1) ORDER BY attempt_id, rank, process DESC) AS newest
+        JOIN node USING (node_id)
+        ORDER BY attempt_id, rank
         "#,
         attempts,
     )
@@ -152,8 +154,9 @@ pub(crate) struct Assigned {
     pub(crate) attempt_key: String,
     pub(crate) resume: Option<CheckpointId>,
     pub(crate) world_size: i64,
-    /// `(rank, slot index)`, in order.
-    pub(crate) ranks: Vec<(Rank, i32)>,
+    pub(crate) steps_reported: Step,
+    /// In order.
+    pub(crate) ranks: Vec<AssignedRank>,
 }
 
 /// What `node` should run: attempts that have not ended and whose ranks on it have not finished. A rank that left with
@@ -165,11 +168,16 @@ pub(crate) async fn assigned(db: &mut PgConnection, node: NodeId) -> sqlx::Resul
         SELECT
             attempt_id AS "attempt_id: AttemptId", attempt.project_id AS "project_id: ProjectId",
             job_id AS "job_id: JobId", generation AS "generation: Generation", state AS "state: AttemptState",
-            attempt_key, resume_checkpoint_id AS "resume: CheckpointId", rank AS "rank: Rank", slot_index,
-            (SELECT count(*) FROM group_member AS m WHERE m.attempt_id = attempt.attempt_id) AS "world_size!"
+            attempt_key, resume_checkpoint_id AS "resume: CheckpointId", rank AS "rank: Rank", slot_index, process,
+            first_generation, steps_done AS "steps_reported: Step",
+            (SELECT min(m.first_generation) FROM group_member AS m WHERE m.attempt_id = attempt.attempt_id)
+                AS "begun_under!",
+            (SELECT count(DISTINCT m.rank) FROM group_member AS m WHERE m.attempt_id = attempt.attempt_id)
+                AS "world_size!"
         FROM attempt JOIN group_member USING (attempt_id)
-        WHERE node_id = $1 AND state <> 'ended'
-          AND attempt_id IN (SELECT m.attempt_id FROM group_member AS m WHERE m.node_id = $1 AND m.finished_at IS NULL)
+        WHERE node_id = $1 AND evicted_at IS NULL AND state <> 'ended'
+          AND attempt_id IN (SELECT m.attempt_id FROM group_member AS m
+                             WHERE m.node_id = $1 AND m.evicted_at IS NULL AND m.finished_at IS NULL)
         ORDER BY attempt.created_at, attempt_id, rank
         "#,
         node as NodeId,
@@ -178,7 +186,12 @@ pub(crate) async fn assigned(db: &mut PgConnection, node: NodeId) -> sqlx::Resul
     .await?;
     let mut assigned: Vec<Assigned> = Vec::new();
     for row in rows {
-        let place = (row.rank, row.slot_index);
+        let place = AssignedRank {
+            rank: row.rank,
+            slot_index: row.slot_index,
+            process: row.process,
+            heals: row.begun_under < row.first_generation,
+        };
         match assigned.last_mut() {
             Some(last) if last.attempt_id == row.attempt_id => last.ranks.push(place),
             Some(_) | None => assigned.push(Assigned {
@@ -190,6 +203,7 @@ pub(crate) async fn assigned(db: &mut PgConnection, node: NodeId) -> sqlx::Resul
                 attempt_key: row.attempt_key,
                 resume: row.resume,
                 world_size: row.world_size,
+                steps_reported: row.steps_reported,
                 ranks: vec![place],
             }),
         }

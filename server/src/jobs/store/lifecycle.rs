@@ -6,7 +6,7 @@
 //! twice, so none waits for another in a circle.
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{Generation, JobId, JobSpec, JobState, OrganisationId, ProjectId};
+use lockstep_api::{Generation, JobId, JobSpec, JobState, OrganisationId, ProjectId, Shard};
 use lockstep_core::{Job, Request, RetryBudget, Timeouts};
 use sqlx::types::{Json, Uuid};
 use sqlx::{PgConnection, query, query_scalar};
@@ -26,6 +26,11 @@ pub(crate) struct LockedJob {
 impl LockedJob {
     pub(crate) fn timeouts(&self) -> Timeouts {
         Timeouts::from_collective(self.spec.collective_timeout())
+    }
+
+    /// Whether each of its ranks has all of the state: not if the optimizer's is in parts, or ranks go their own way.
+    pub(crate) fn has_copies(&self) -> bool {
+        self.spec.ddp.shard == Shard::None && self.spec.ddp.sync_every == 1
     }
 }
 

@@ -64,7 +64,7 @@ pub(crate) async fn insert_failure(
     .map(drop)
 }
 
-/// The first symptom of each attempt that has no verdict.
+/// The first symptom of each attempt whose present generation has no verdict.
 pub(crate) async fn suspects(
     db: &mut PgConnection,
     attempts: &[AttemptId],
@@ -77,10 +77,14 @@ pub(crate) async fn suspects(
             node_id AS "node_id: NodeId", signal, exit_code, step AS "step: Step", phase AS "phase: Phase", message,
             evidence AS "evidence: Json<Value>", at,
             ARRAY(SELECT DISTINCT t.node_id FROM failure AS t
-                  WHERE t.attempt_id = failure.attempt_id AND t.node_id IS NOT NULL) AS "told_by!"
+                  WHERE t.attempt_id = failure.attempt_id AND t.generation = failure.generation
+                    AND t.node_id IS NOT NULL) AS "told_by!"
         FROM failure
         WHERE attempt_id = ANY($1)
-          AND NOT EXISTS (SELECT FROM failure AS v WHERE v.attempt_id = failure.attempt_id AND NOT v.is_effect)
+          AND generation = (SELECT a.generation FROM attempt AS a WHERE a.attempt_id = failure.attempt_id)
+          AND NOT EXISTS (SELECT FROM failure AS v
+                          WHERE v.attempt_id = failure.attempt_id AND v.generation = failure.generation
+                            AND NOT v.is_effect)
         ORDER BY attempt_id, failure_no
         "#,
         &ids,
@@ -111,12 +115,18 @@ pub(crate) async fn suspects(
     Ok(suspects.collect())
 }
 
-/// The first symptom of an attempt without a verdict becomes it.
-pub(crate) async fn promote_suspect(db: &mut PgConnection, attempt: AttemptId) -> sqlx::Result<()> {
+/// The first symptom of a generation without a verdict becomes it.
+pub(crate) async fn promote_suspect(
+    db: &mut PgConnection,
+    attempt: AttemptId,
+    generation: Generation,
+) -> sqlx::Result<()> {
     query!(
         "UPDATE failure SET is_effect = false
-         WHERE failure_id = (SELECT failure_id FROM failure WHERE attempt_id = $1 ORDER BY failure_no LIMIT 1)",
+         WHERE failure_id = (SELECT failure_id FROM failure WHERE attempt_id = $1 AND generation = $2
+                             ORDER BY failure_no LIMIT 1)",
         attempt as AttemptId,
+        generation as Generation,
     )
     .execute(db)
     .await

@@ -620,6 +620,28 @@ export interface components {
             /** @description Whether its nodes are on several hosts: then a loopback address reaches nobody. */
             spans_hosts: boolean;
         };
+        /**
+         * @description One rank of an attempt on a node.
+         *
+         *     Under a new generation of the same attempt the agent keeps a rank whose `process` it runs, and tells it of the new
+         *     group; it kills the processes that are no longer listed and starts those that it does not run, in this order.
+         */
+        AssignedRank: {
+            /** @description Whether its state comes from ranks that are alive, not from a checkpoint or the beginning. */
+            heals: boolean;
+            /**
+             * Format: int32
+             * @description Counts the processes of the attempt: a rank that takes the place of a lost one is another process.
+             */
+            process: number;
+            /** @description The rank. */
+            rank: components["schemas"]["Rank"];
+            /**
+             * Format: int32
+             * @description The slot it holds.
+             */
+            slot_index: number;
+        };
         /** @description The ranks of one attempt on one node. */
         Assignment: {
             /** @description The attempt. */
@@ -635,13 +657,13 @@ export interface components {
             /** @description The job. */
             job_id: components["schemas"]["JobId"];
             network?: components["schemas"]["AssignedNetwork"] | null;
-            /** @description The ranks on this node, in order; `slot_index[i]` belongs to `ranks[i]`. */
-            ranks: components["schemas"]["Rank"][];
+            /** @description The ranks on this node, in order. */
+            ranks: components["schemas"]["AssignedRank"][];
             resume?: components["schemas"]["ResumeFrom"] | null;
-            /** @description CPU slots they hold. */
-            slot_index: number[];
             /** @description The job; components are digests, datasets are digests. */
             spec: components["schemas"]["JobSpec"];
+            /** @description Steps that the server has heard of: ranks that go on tell again of those from here on. */
+            steps_reported: components["schemas"]["Step"];
             /** @description Files of the training dataset. */
             train_files: components["schemas"]["DatasetFile"][];
             /**
@@ -1177,7 +1199,7 @@ export interface components {
          * @description What broke: the code of a verdict.
          * @enum {string}
          */
-        FailureCode: "peer_gone" | "not_entered" | "node_lost" | "rendezvous_timeout" | "interface_unreachable" | "plan_mismatch" | "diverged" | "non_finite" | "guest_trap" | "guest_time_limit" | "guest_memory_limit" | "guest_stack_overflow" | "guest_output_limit" | "guest_shape" | "guest_error" | "prepare_failed" | "checkpoint_failed" | "rank_error";
+        FailureCode: "peer_gone" | "not_entered" | "node_lost" | "rendezvous_timeout" | "interface_unreachable" | "plan_mismatch" | "diverged" | "non_finite" | "guest_trap" | "guest_time_limit" | "guest_memory_limit" | "guest_stack_overflow" | "guest_output_limit" | "guest_shape" | "guest_error" | "prepare_failed" | "checkpoint_failed" | "heal_failed" | "rank_error";
         /**
          * Format: uuid
          * @description One verdict on something that broke.
@@ -2073,7 +2095,7 @@ export interface components {
          * @description What a rank is doing, as its flight record says.
          * @enum {string}
          */
-        Phase: "starting" | "forming" | "data" | "forward" | "backward" | "reduce" | "optimizer" | "checkpoint" | "evaluation" | "done";
+        Phase: "starting" | "forming" | "data" | "forward" | "backward" | "reduce" | "optimizer" | "checkpoint" | "evaluation" | "recovering" | "done";
         /** @description What the agent has, and what it last heard. */
         PollRequest: {
             /** @description A random number drawn at the agent's start. A new one means that its ranks are gone. */

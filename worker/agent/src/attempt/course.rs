@@ -1,9 +1,12 @@
-//! The end of an attempt as this node sees it: who broke first, whom to kill, what to say. Pure.
+//! What breaks in an attempt as this node sees it: who broke first, whom to interrupt or kill, what to say. Pure.
 //!
-//! One verdict an attempt: the first `Failed` that is reported. A rank that complains of missing ranks may only be
+//! One verdict a group: the first `Failed` that is reported. A rank that complains of missing ranks may only be
 //! seeing that another died, so its complaint is held for a moment; a death by signal that shows up meanwhile is
 //! the cause and goes first. Exits that follow from a held complaint are held with it, so that none is taken for
 //! the cause.
+//!
+//! What is left of a broken group is interrupted and waits: the server says whether the attempt goes on in another group
+//! ([`Course::regroup`]) or is over.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -37,8 +40,10 @@ pub(crate) struct Gone {
 /// What happened.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Input {
-    /// A rank's own verdict.
+    /// A rank's own verdict: it leaves.
     Failed { by: Rank, report: FailureReport },
+    /// A rank's group broke: it waits.
+    Interrupted { by: Rank, report: FailureReport },
     /// A rank is gone.
     Gone(Gone),
     /// The agent itself cannot go on with the attempt.
@@ -57,6 +62,10 @@ pub(crate) enum Action {
     Report(Report),
     /// Send every rank `Stop`.
     StopAll,
+    /// Tell every rank that is alive that its group is lost.
+    InterruptAll,
+    /// Kill a rank.
+    Kill(Rank),
     /// Kill every rank that is alive.
     KillAll,
 }
@@ -74,6 +83,8 @@ pub(crate) enum Ending {
 enum Mode {
     /// Training.
     Running,
+    /// The group is lost, and the server has yet to say what comes next.
+    Interrupted,
     /// Asked to leave.
     Stopping,
     /// Killed by us: whatever they say or however they leave is our doing.
@@ -98,24 +109,47 @@ pub(crate) struct Course {
     has_verdict: bool,
     held: Option<Held>,
     kill_at: Option<Instant>,
+    /// Ranks that said that they leave, and when they are killed if they have not.
+    leaving: BTreeMap<Rank, Instant>,
 }
 
 impl Course {
     pub(crate) fn new(ranks: &[Rank], graces: Graces) -> Self {
         let ranks = ranks.iter().map(|rank| (*rank, None)).collect();
         let mode = Mode::Running;
-        Self { ranks, graces, mode, has_verdict: false, held: None, kill_at: None }
+        let leaving = BTreeMap::new();
+        Self { ranks, graces, mode, has_verdict: false, held: None, kill_at: None, leaving }
+    }
+
+    /// The next group of these ranks begins; `is_new`: its process is one that is started now. Whoever is to stop or die
+    /// still is.
+    pub(crate) fn regroup(&mut self, ranks: impl IntoIterator<Item = (Rank, bool)>) {
+        let old = std::mem::take(&mut self.ranks);
+        let exit = |rank, is_new: bool| old.get(&rank).copied().flatten().filter(|_| !is_new);
+        self.ranks =
+            ranks.into_iter().map(|(rank, is_new)| (rank, exit(rank, is_new))).collect();
+        self.leaving.retain(|rank, _| self.ranks.get(rank).is_some_and(Option::is_none));
+        if matches!(self.mode, Mode::Running | Mode::Interrupted) {
+            (self.mode, self.has_verdict, self.held) = (Mode::Running, false, None);
+        }
+    }
+
+    /// Whether its ranks are to go on in the next group, if one comes.
+    pub(crate) fn can_regroup(&self) -> bool {
+        matches!(self.mode, Mode::Running | Mode::Interrupted)
     }
 
     /// When to call with [`Input::Tick`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let held = self.held.as_ref().map(|held| held.until);
-        [held, self.kill_at].into_iter().flatten().min()
+        let leaving = self.leaving.values().min().copied();
+        [held, self.kill_at, leaving].into_iter().flatten().min()
     }
 
     /// How it ended, once every rank is gone and nothing is held back.
     pub(crate) fn ending(&self) -> Option<Ending> {
-        if self.held.is_some() || !self.ranks.values().all(Option::is_some) {
+        let is_waiting = self.held.is_some() || self.mode == Mode::Interrupted;
+        if is_waiting || !self.ranks.values().all(Option::is_some) {
             return None;
         }
         let all_clean = self.ranks.values().flatten().all(|exit| exit.code == Some(0));
@@ -128,12 +162,13 @@ impl Course {
         let mut actions = Vec::new();
         match input {
             Input::Failed { by, report } => self.failed(by, report, now, &mut actions),
+            Input::Interrupted { by, report } => self.interrupted(by, report, now, &mut actions),
             Input::Gone(gone) => self.gone(gone, &mut actions),
             Input::Broken(report) => {
                 self.verdict(report, &mut actions);
                 self.kill(&mut actions);
             }
-            Input::StopAsked if self.mode == Mode::Running => {
+            Input::StopAsked if self.can_regroup() => {
                 self.mode = Mode::Stopping;
                 self.kill_by(now + self.graces.stop);
                 actions.push(Action::StopAll);
@@ -152,19 +187,43 @@ impl Course {
         if self.mode == Mode::Killed {
             return;
         }
+        self.leaving.insert(by, now + self.graces.leave);
         if !self.has_verdict && self.complains_of_others(by, &report) {
-            if self.held.is_none() {
-                self.held = Some(Held { until: now + HOLD, complaint: report, exits: Vec::new() });
-            }
+            self.hold(report, now);
             return;
         }
         self.verdict(report, actions);
-        self.kill_by(now + self.graces.leave);
+    }
+
+    fn interrupted(
+        &mut self,
+        by: Rank,
+        report: FailureReport,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        // Of all others the reason is known: they were told, or are to go.
+        if self.mode != Mode::Running {
+            return;
+        }
+        if !self.has_verdict && self.complains_of_others(by, &report) {
+            self.hold(report, now);
+            return;
+        }
+        self.verdict(report, actions);
+        self.interrupt(actions);
+    }
+
+    fn hold(&mut self, complaint: FailureReport, now: Instant) {
+        if self.held.is_none() {
+            self.held = Some(Held { until: now + HOLD, complaint, exits: Vec::new() });
+        }
     }
 
     fn gone(&mut self, gone: Gone, actions: &mut Vec<Action>) {
         let Gone { rank, exit, .. } = gone;
         self.ranks.insert(rank, Some(exit));
+        self.leaving.remove(&rank);
         let is_bad = exit.code != Some(0);
         let report = Report::RankExited { rank, exit };
         if is_bad && self.mode != Mode::Killed && !self.has_verdict {
@@ -179,19 +238,20 @@ impl Course {
         }
         actions.push(Action::Report(report));
         if is_bad && self.has_verdict {
-            self.kill(actions);
+            self.interrupt(actions);
         }
     }
 
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         if self.held.as_ref().is_some_and(|held| held.until <= now) {
-            let has_left = self.held.as_ref().is_some_and(|held| !held.exits.is_empty());
             self.release(actions);
-            if has_left {
-                self.kill(actions);
-            } else {
-                self.kill_by(now + self.graces.leave);
-            }
+            self.interrupt(actions);
+        }
+        let overdue: Vec<Rank> =
+            self.leaving.iter().filter(|(_, at)| **at <= now).map(|(rank, _)| *rank).collect();
+        for rank in overdue {
+            self.leaving.remove(&rank);
+            actions.push(Action::Kill(rank));
         }
         if self.kill_at.is_some_and(|at| at <= now) {
             self.kill(actions);
@@ -211,6 +271,18 @@ impl Course {
             self.has_verdict = true;
             actions.push(Action::Report(Report::Failed(complaint)));
             actions.extend(exits.into_iter().map(Action::Report));
+        }
+    }
+
+    fn interrupt(&mut self, actions: &mut Vec<Action>) {
+        match self.mode {
+            Mode::Running => {
+                self.mode = Mode::Interrupted;
+                actions.push(Action::InterruptAll);
+            }
+            // They are to leave, and cannot agree on when any more.
+            Mode::Stopping => self.kill(actions),
+            Mode::Interrupted | Mode::Killed => {}
         }
     }
 

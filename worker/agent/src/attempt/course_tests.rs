@@ -28,6 +28,10 @@ fn failed(by: i32, code: FailureCode, missing: &[i32]) -> Input {
     Input::Failed { by: Rank(by), report: failure(code, missing) }
 }
 
+fn interrupted(by: i32, missing: &[i32]) -> Input {
+    Input::Interrupted { by: Rank(by), report: failure(FailureCode::NotEntered, missing) }
+}
+
 fn reports(actions: &[Action]) -> Vec<&'static str> {
     actions
         .iter()
@@ -36,16 +40,18 @@ fn reports(actions: &[Action]) -> Vec<&'static str> {
             Action::Report(Report::RankExited { .. }) => "exited",
             Action::Report(_) => "other",
             Action::StopAll => "stop",
+            Action::InterruptAll => "interrupt",
+            Action::Kill(_) => "kill one",
             Action::KillAll => "kill",
         })
         .collect()
 }
 
 #[test]
-fn a_rank_killed_by_a_signal_is_named_with_pid_signal_step_and_phase_and_the_others_are_killed() {
+fn a_rank_killed_by_a_signal_is_named_with_pid_signal_step_and_phase_and_the_others_wait() {
     let (mut course, now) = course(2);
     let actions = course.step(gone(1, exit(None, Some(9))), now);
-    assert_eq!(reports(&actions), ["peer_gone", "exited", "kill"]);
+    assert_eq!(reports(&actions), ["peer_gone", "exited", "interrupt"]);
     let Action::Report(Report::Failed(verdict)) = &actions[0] else { panic!("{actions:?}") };
     assert_eq!(
         verdict.message,
@@ -54,7 +60,23 @@ fn a_rank_killed_by_a_signal_is_named_with_pid_signal_step_and_phase_and_the_oth
     assert_eq!(verdict.rank, Some(Rank(1)));
     let last = course.step(gone(0, exit(None, Some(9))), now);
     assert_eq!(reports(&last), ["exited"]);
+    assert_eq!(course.ending(), None, "the server may want them again");
+    course.step(Input::KillAsked, now);
     assert_eq!(course.ending(), Some(Ending::Stopped));
+}
+
+#[test]
+fn the_next_group_begins_with_a_clean_slate() {
+    let (mut course, now) = course(2);
+    course.step(gone(1, exit(None, Some(9))), now);
+    assert_eq!(reports(&course.step(interrupted(0, &[1]), now)), [""; 0], "that is known");
+    course.regroup([(Rank(0), false), (Rank(1), true)]);
+    assert_eq!(reports(&course.step(interrupted(0, &[1]), now)), [""; 0], "held");
+    assert_eq!(reports(&course.step(Input::Tick, now + HOLD)), ["not_entered", "interrupt"]);
+    course.regroup([(Rank(0), false), (Rank(1), true)]);
+    course.step(gone(0, exit(Some(0), None)), now);
+    course.step(gone(1, exit(Some(0), None)), now);
+    assert_eq!(course.ending(), Some(Ending::Finished));
 }
 
 #[test]
@@ -64,8 +86,7 @@ fn a_complaint_of_missing_ranks_is_an_effect_when_one_of_them_was_killed() {
     assert_eq!(reports(&course.step(gone(0, exit(Some(1), None)), now)), [""; 0]);
     assert_eq!(course.ending(), None);
     let actions = course.step(gone(1, exit(None, Some(9))), now);
-    assert_eq!(reports(&actions), ["peer_gone", "not_entered", "exited", "exited"]);
-    assert_eq!(course.ending(), Some(Ending::Stopped));
+    assert_eq!(reports(&actions), ["peer_gone", "not_entered", "exited", "exited", "interrupt"]);
 }
 
 #[test]
@@ -73,7 +94,7 @@ fn a_complaint_of_another_nodes_rank_is_held_if_one_here_may_be_the_cause() {
     let (mut course, now) = course(2);
     assert_eq!(reports(&course.step(failed(0, FailureCode::PeerGone, &[7]), now)), [""; 0]);
     let actions = course.step(gone(1, exit(None, Some(9))), now);
-    assert_eq!(reports(&actions), ["peer_gone", "peer_gone", "exited", "kill"]);
+    assert_eq!(reports(&actions), ["peer_gone", "peer_gone", "exited", "interrupt"]);
     let Action::Report(Report::Failed(verdict)) = &actions[0] else { panic!("{actions:?}") };
     assert_eq!(verdict.rank, Some(Rank(1)), "the death goes first");
     let (mut alone, now) = self::course(1);
@@ -88,22 +109,22 @@ fn a_complaint_that_no_death_explains_becomes_the_verdict_after_a_moment() {
     course.step(gone(0, exit(Some(1), None)), now);
     assert_eq!(course.deadline(), Some(now + HOLD));
     assert_eq!(course.step(Input::Tick, now + HOLD / 2), []);
-    assert_eq!(reports(&course.step(Input::Tick, now + HOLD)), ["not_entered", "exited", "kill"]);
+    assert_eq!(reports(&course.step(Input::Tick, now + HOLD)), ["not_entered", "exited", "interrupt"]);
 }
 
 #[test]
-fn a_ranks_own_verdict_comes_first_and_its_exit_kills_the_others() {
+fn a_ranks_own_verdict_comes_first_and_its_exit_interrupts_the_others() {
     let (mut course, now) = course(2);
     assert_eq!(reports(&course.step(failed(1, FailureCode::GuestTrap, &[]), now)), ["guest_trap"]);
-    assert_eq!(reports(&course.step(gone(1, exit(Some(1), None)), now)), ["exited", "kill"]);
-    assert_eq!(reports(&course.step(failed(0, FailureCode::NotEntered, &[1]), now)), [""; 0]);
+    assert_eq!(reports(&course.step(gone(1, exit(Some(1), None)), now)), ["exited", "interrupt"]);
+    assert_eq!(reports(&course.step(interrupted(0, &[1]), now)), [""; 0]);
 }
 
 #[test]
 fn a_rank_that_stays_after_its_verdict_is_killed() {
     let (mut course, now) = course(1);
     course.step(failed(0, FailureCode::GuestTrap, &[]), now);
-    assert_eq!(reports(&course.step(Input::Tick, now + GRACES.leave)), ["kill"]);
+    assert_eq!(course.step(Input::Tick, now + GRACES.leave), [Action::Kill(Rank(0))]);
 }
 
 #[test]
@@ -140,6 +161,8 @@ fn any_input() -> impl Strategy<Value = Input> {
             FailureCode::NotEntered,
             &missing
         )),
+        (0..3, proptest::collection::vec(0..4, 0..3))
+            .prop_map(|(by, missing)| interrupted(by, &missing)),
         Just(failed(0, FailureCode::GuestTrap, &[])),
         Just(Input::Broken(own_failure(FailureCode::CheckpointFailed, String::new()))),
         Just(Input::StopAsked),
@@ -168,7 +191,10 @@ proptest! {
                         exits += 1;
                         assert!(!bad_by_itself || has_verdict, "an exit came before its cause");
                     }
-                    Action::Report(_) | Action::StopAll => {}
+                    Action::Report(_)
+                    | Action::StopAll
+                    | Action::InterruptAll
+                    | Action::Kill(_) => {}
                     Action::KillAll => was_killed = true,
                 }
             }
@@ -183,7 +209,10 @@ proptest! {
             }
             killed = take(&mut course, input, now);
         }
-        // Time passes; whoever was told to die dies, everyone else leaves.
+        // The server takes the attempt away if it broke. Time passes; whoever was told to die dies, everyone else leaves.
+        if course.mode == Mode::Interrupted || course.held.is_some() {
+            killed = take(&mut course, Input::KillAsked, now);
+        }
         let mut rounds = 0;
         while course.ending().is_none() {
             rounds += 1;
@@ -195,6 +224,8 @@ proptest! {
             if let Some(rank) = alive.pop_first() {
                 let exit = if killed { exit(None, Some(9)) } else { exit(Some(0), None) };
                 killed = take(&mut course, gone(rank.0, exit), now);
+            } else if course.mode == Mode::Interrupted {
+                killed = take(&mut course, Input::KillAsked, now);
             }
         }
         prop_assert_eq!(exits, 3);

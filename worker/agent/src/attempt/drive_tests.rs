@@ -45,10 +45,10 @@ impl Bench {
 
     #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
     fn on((node, assignment, _, folder): TestNode) -> Self {
-        let (told, receiver) =
-            watch::channel(Told { order: Order::Run, verdict: None, endpoints: None });
+        let wanted = Arc::new(assignment.clone());
+        let (told, receiver) = watch::channel(Told { order: Order::Run, verdict: None, wanted });
         let positions = Arc::new(Positions::default());
-        let task = run(node.clone(), assignment.clone(), receiver, positions.clone());
+        let task = run(node.clone(), receiver, positions.clone());
         let task = tokio::spawn(task);
         Self { node, assignment, told, positions, task, _folder: folder }
     }
@@ -78,10 +78,17 @@ impl Bench {
         self.positions.pid(Rank(rank)).unwrap()
     }
 
+    /// Of all generations of the attempt.
     fn reports(&self) -> Vec<Report> {
         let batch = self.node.spool.next_batch(usize::MAX, u64::MAX).unwrap();
-        let of_the_fence = |fence: Fence| fence == fence_of(&self.assignment);
-        batch.into_iter().filter(|it| of_the_fence(it.fence)).map(|it| it.report).collect()
+        let of_the_attempt = |fence: Fence| fence.attempt_id == self.assignment.attempt_id;
+        batch.into_iter().filter(|it| of_the_attempt(it.fence)).map(|it| it.report).collect()
+    }
+
+    /// The server wants this instead.
+    fn want(&mut self, assignment: Assignment) {
+        self.assignment = assignment.clone();
+        self.told.send_modify(|told| told.wanted = Arc::new(assignment));
     }
 
     /// Waits for the end; then no process, folder or socket is left.
@@ -237,12 +244,14 @@ async fn timelines_of_all_ranks_are_shipped_under_their_own_names_and_one_clock(
 }
 
 #[tokio::test]
-async fn a_rank_killed_from_outside_is_named_and_takes_the_others_along() {
+async fn a_rank_killed_from_outside_is_named_and_the_others_wait_for_what_the_server_says() {
     let bench = Bench::start("work", 2, true);
     bench.until_midway().await;
     let pid = bench.pid(1);
-    rustix::process::kill_process(Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL)
-        .unwrap();
+    kill(pid);
+    bench.until(|report| matches!(report, Report::RankExited { .. })).await;
+    assert!(process_state(bench.pid(0)).is_some());
+    bench.tell(Order::Kill);
     let reports = bench.end().await;
     let verdict = verdict(&reports);
     assert_eq!(
@@ -254,9 +263,44 @@ async fn a_rank_killed_from_outside_is_named_and_takes_the_others_along() {
     assert_eq!(said[said.len() - 4..], end);
 }
 
+fn kill(pid: i32) {
+    let pid = Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+#[tokio::test]
+async fn the_next_group_has_the_ranks_that_live_and_a_new_process_for_each_that_is_replaced() {
+    let mut bench = Bench::start("regroup", 3, true);
+    bench.until_midway().await;
+    let pids = [0, 1, 2].map(|rank| bench.pid(rank));
+    // Rank 1 is stopped and has to be killed before its successor is started, rank 2 is dead.
+    let stopped = Pid::from_raw(pids[1]).unwrap();
+    rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
+    kill(pids[2]);
+    bench.until(|report| matches!(report, Report::RankExited { .. })).await;
+    let mut next = bench.assignment.clone();
+    next.generation = next.generation.next();
+    next.steps_reported = Step(41);
+    for (assigned, process) in next.ranks[1..].iter_mut().zip([3, 4]) {
+        (assigned.process, assigned.heals) = (process, true);
+    }
+    bench.want(next);
+    bench.until(|report| *report == Report::Finished).await;
+    assert_eq!(bench.pid(0), pids[0], "whoever lives goes on");
+    assert_ne!([bench.pid(1), bench.pid(2)], pids[1..]);
+    assert_eq!(process_state(pids[1]), None);
+    let said = shorts(&bench.end().await);
+    let started = |rank| said.iter().filter(|it| **it == format!("started {rank}")).count();
+    assert_eq!([started(0), started(1), started(2)], [1, 2, 2], "{said:?}");
+    assert_eq!(said.iter().filter(|it| it.starts_with("failed")).count(), 1, "{said:?}");
+}
+
 #[tokio::test]
 async fn a_rank_that_ends_badly_without_a_word_is_quoted() {
-    let reports = Bench::start("panic", 1, true).end().await;
+    let bench = Bench::start("panic", 1, true);
+    bench.until(|report| matches!(report, Report::RankExited { .. })).await;
+    bench.tell(Order::Kill);
+    let reports = bench.end().await;
     let verdict = verdict(&reports);
     assert!(verdict.message.contains("ended with status 101"), "{verdict:#?}");
     assert!(verdict.evidence.to_string().contains("something is off"), "{verdict:#?}");
@@ -269,7 +313,10 @@ async fn a_rank_that_ends_badly_without_a_word_is_quoted() {
 
 #[tokio::test]
 async fn a_ranks_own_verdict_comes_before_its_exit() {
-    let reports = Bench::start("fail", 2, true).end().await;
+    let bench = Bench::start("fail", 2, true);
+    bench.until(|report| matches!(report, Report::RankExited { .. })).await;
+    bench.tell(Order::Kill);
+    let reports = bench.end().await;
     let said = shorts(&reports);
     let at = |what: &str| {
         said.iter().position(|it| it == what).unwrap_or_else(|| panic!("{what}: {said:?}"))
@@ -390,6 +437,28 @@ fn act(config: &RankConfig) -> i32 {
             std::thread::park();
             3
         }
+        // Its successors finish at once, and it does when it has what the next group needs.
+        "regroup" if config.heals => {
+            assert_eq!(config.steps_reported, Step(41));
+            say(&RankMessage::Done);
+            i32::from(hear() != Some(AgentMessage::Released))
+        }
+        "regroup" if config.rank == Rank(0) => {
+            let mut reading = answers.into_inner();
+            let (text, descriptors) = hear_with_descriptors(&mut reading);
+            assert!(text.contains("\"interrupt\"") && text.contains("\"regroup\""), "{text}");
+            let next = text.lines().last().unwrap();
+            let AgentMessage::Regroup(next) = serde_json::from_str(next).unwrap() else { return 4 };
+            assert_eq!((next.generation.0, next.steps_reported), (config.generation.0 + 1, Step(41)));
+            assert_eq!((next.world_size, next.network), (3, None));
+            assert_eq!(descriptors.len(), 1);
+            let own = lockstep_shm::group_memory_bytes(&descriptors[0]).unwrap();
+            assert!(0 < own);
+            say(&RankMessage::Done);
+            let mut last = String::new();
+            BufReader::new(reading).read_line(&mut last).unwrap();
+            i32::from(!last.contains("released"))
+        }
         "panic" => {
             writeln!(std::io::stderr(), "something is off").unwrap();
             101
@@ -419,6 +488,27 @@ fn act(config: &RankConfig) -> i32 {
             3
         }
     }
+}
+
+/// Everything that comes until descriptors have come.
+fn hear_with_descriptors(stream: &mut UnixStream) -> (String, Vec<std::os::fd::OwnedFd>) {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    let (mut text, mut come) = (String::new(), Vec::new());
+    while come.is_empty() || !text.ends_with('\n') {
+        let mut octets = [0; 4096];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [std::io::IoSliceMut::new(&mut octets)];
+        let received =
+            recvmsg(&*stream, &mut into, &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                come.extend(descriptors);
+            }
+        }
+        text.push_str(std::str::from_utf8(&octets[..received.bytes]).unwrap());
+    }
+    (text, come)
 }
 
 /// Looks at what the agent gave, writes a flight record, says hello.

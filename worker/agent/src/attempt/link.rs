@@ -3,7 +3,9 @@
 //! A connection belongs to a rank once it has said [`RankMessage::Hello`] with the attempt's key. When the agent
 //! is gone, the socket closes, and ranks leave by themselves.
 
-use std::collections::HashSet;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,8 +14,10 @@ use camino::Utf8PathBuf;
 use futures::StreamExt as _;
 use lockstep_api::{AgentMessage, Rank, RankMessage};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
-use tokio::io::AsyncWriteExt as _;
+use rustix::net::{
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, sendmsg,
+};
+use tokio::io::{AsyncWriteExt as _, Interest};
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -34,10 +38,23 @@ const MAX_SOCKET_PATH_BYTES: usize = 107;
 /// What arrives from ranks.
 #[derive(Debug)]
 pub(crate) enum Heard {
-    /// Anything but the first and the last words.
-    Message { rank: Rank, message: RankMessage },
+    /// Anything but the first and the last words, from the process of that number.
+    Message { process: i32, message: RankMessage },
     /// Training is over; the rank leaves once this is answered.
     Done { release: oneshot::Sender<()> },
+}
+
+/// What a rank is told, and the descriptors that go with it.
+#[derive(Debug)]
+pub(crate) struct Word {
+    pub(crate) message: AgentMessage,
+    pub(crate) descriptors: Vec<Arc<OwnedFd>>,
+}
+
+impl From<AgentMessage> for Word {
+    fn from(message: AgentMessage) -> Self {
+        Self { message, descriptors: Vec::new() }
+    }
 }
 
 /// How far a rank's connection has come.
@@ -83,11 +100,14 @@ impl Socket {
         Ok(Self { listener, path, expected: Vec::new(), sweep, sweeps, nameless })
     }
 
-    /// Lets `rank` in.
-    pub(crate) fn expect(&mut self, rank: Rank) -> Ear {
+    /// Lets `rank` in, which is the process of that number.
+    pub(crate) fn expect(&mut self, rank: Rank, process: i32) -> (Ear, mpsc::UnboundedSender<Word>) {
         let (sender, line) = watch::channel(Line::Silent);
-        self.expected.push(Expected { rank, line: sender });
-        Ear { line, sweep: self.sweep.clone(), nameless: self.nameless.clone() }
+        // A few words in the life of a rank: no bound is needed.
+        let (say, words) = mpsc::unbounded_channel();
+        let words = Mutex::new(Some(words));
+        self.expected.push(Expected { rank, process, line: sender, words });
+        (Ear { line, sweep: self.sweep.clone(), nameless: self.nameless.clone() }, say)
     }
 }
 
@@ -127,7 +147,10 @@ impl Ear {
 #[derive(Debug)]
 struct Expected {
     rank: Rank,
+    process: i32,
     line: watch::Sender<Line>,
+    /// For the one connection of this rank.
+    words: Mutex<Option<mpsc::UnboundedReceiver<Word>>>,
 }
 
 /// What all connections of an attempt share.
@@ -135,22 +158,14 @@ struct Expected {
 struct Shared {
     attempt_key: String,
     expected: Vec<Expected>,
-    taken: Mutex<HashSet<Rank>>,
     heard: mpsc::Sender<Heard>,
-    stop: watch::Receiver<bool>,
 }
 
-/// Serves an attempt's ranks until it is dropped. `stop` turns true when they shall leave.
-pub(crate) async fn serve(
-    socket: Socket,
-    attempt_key: String,
-    heard: mpsc::Sender<Heard>,
-    stop: watch::Receiver<bool>,
-) {
+/// Serves an attempt's ranks until it is dropped.
+pub(crate) async fn serve(socket: Socket, attempt_key: String, heard: mpsc::Sender<Heard>) {
     let Socket { listener, path: _, expected, sweep: _, mut sweeps, nameless } = socket;
     let most = expected.len() + SPARE_CONNECTIONS;
-    let taken = Mutex::default();
-    let shared = Arc::new(Shared { attempt_key, expected, taken, heard, stop });
+    let shared = Arc::new(Shared { attempt_key, expected, heard });
     let mut connections = Connections { shared, nameless, most, tasks: JoinSet::new() };
     loop {
         tokio::select! {
@@ -217,30 +232,28 @@ impl Shared {
         let mut lines = FramedRead::with_capacity(reading, codec, 64 * 1024);
         let first = tokio::time::timeout(HELLO_TIMEOUT, lines.next()).await;
         let Some(first) = first.context("no hello in time")? else { return Ok(()) };
-        let (rank, line) = self.welcome(&first?)?;
-        line.send_replace(Line::Open);
+        let (expected, mut words) = self.welcome(&first?)?;
+        expected.line.send_replace(Line::Open);
         drop(nameless);
         // Whatever ends the conversation, what was said has been handed on by then.
-        let _closes = Closes(line);
-        let mut stop = self.stop.clone();
-        if *stop.borrow_and_update() {
-            send(&mut writing, AgentMessage::Stop).await?;
-        }
+        let _closes = Closes(&expected.line);
         loop {
             tokio::select! {
-                changed = stop.changed() => {
-                    changed.context("the attempt is over")?;
-                    send(&mut writing, AgentMessage::Stop).await?;
+                word = words.recv() => {
+                    send(&mut writing, word.context("the attempt is over")?).await;
                 }
                 text = lines.next() => {
                     let Some(text) = text else { return Ok(()) };
-                    self.hear(rank, &text?, &mut writing).await?;
+                    self.hear(expected, &text?, &mut writing).await?;
                 }
             }
         }
     }
 
-    fn welcome(&self, first: &str) -> anyhow::Result<(Rank, &watch::Sender<Line>)> {
+    fn welcome(
+        &self,
+        first: &str,
+    ) -> anyhow::Result<(&Expected, mpsc::UnboundedReceiver<Word>)> {
         let message: RankMessage = serde_json::from_str(first).context("first line")?;
         let RankMessage::Hello { rank, attempt_key } = message else {
             anyhow::bail!("expected hello as the first message");
@@ -248,26 +261,27 @@ impl Shared {
         ensure!(attempt_key == self.attempt_key, "rank {rank} came with a key of another attempt");
         let expected = self.expected.iter().find(|it| it.rank == rank);
         let expected = expected.with_context(|| format!("rank {rank} is not of this node"))?;
-        let is_first = self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(rank);
-        ensure!(is_first, "rank {rank} has connected already");
-        Ok((rank, &expected.line))
+        let words = expected.words.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Ok((expected, words.with_context(|| format!("rank {rank} has connected already"))?))
     }
 
     async fn hear(
         &self,
-        rank: Rank,
+        expected: &Expected,
         text: &str,
         writing: &mut OwnedWriteHalf,
     ) -> anyhow::Result<()> {
-        let message: RankMessage =
-            serde_json::from_str(text).with_context(|| format!("message of rank {rank}"))?;
+        let message: RankMessage = serde_json::from_str(text)
+            .with_context(|| format!("message of rank {}", expected.rank))?;
         if message == RankMessage::Done {
             let (release, released) = oneshot::channel();
             self.heard.send(Heard::Done { release }).await.context("the attempt is over")?;
             released.await.context("the attempt is over")?;
-            return send(writing, AgentMessage::Released).await;
+            send(writing, AgentMessage::Released.into()).await;
+            return Ok(());
         }
-        self.heard.send(Heard::Message { rank, message }).await.context("the attempt is over")
+        let heard = Heard::Message { process: expected.process, message };
+        self.heard.send(heard).await.context("the attempt is over")
     }
 }
 
@@ -280,14 +294,46 @@ impl Drop for Closes<'_> {
     }
 }
 
-async fn send(writing: &mut OwnedWriteHalf, message: AgentMessage) -> anyhow::Result<()> {
+async fn send(writing: &mut OwnedWriteHalf, Word { message, descriptors }: Word) {
     let mut text = serde_json::to_vec(&message).expect("the messages are plain words");
     text.push(b'\n');
+    let sent = async {
+        let begun = match descriptors.is_empty() {
+            true => 0,
+            false => send_first(writing, &text, &descriptors).await?,
+        };
+        writing.write_all(&text[begun..]).await
+    };
     // The rank may have left meanwhile; its exit says more than this would.
-    if let Err(error) = writing.write_all(&text).await {
+    if let Err(error) = sent.await {
         tracing::debug!(%error, "a rank no longer listens");
     }
-    Ok(())
+}
+
+/// Sends the beginning of `text`, with descriptors. Says how much of it.
+async fn send_first(
+    writing: &OwnedWriteHalf,
+    text: &[u8],
+    descriptors: &[Arc<OwnedFd>],
+) -> io::Result<usize> {
+    let stream: &UnixStream = writing.as_ref();
+    let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(|fd| fd.as_fd()).collect();
+    loop {
+        stream.writable().await?;
+        let sent = stream.try_io(Interest::WRITABLE, || {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+                return Err(io::Error::other("more descriptors than a message takes"));
+            }
+            let octets = [IoSlice::new(text)];
+            Ok(sendmsg(stream, &octets, &mut ancillary, SendFlags::empty())?)
+        });
+        match sent {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            sent => return sent,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -302,6 +348,7 @@ mod tests {
     struct Bench {
         socket: Socket,
         ears: Vec<Ear>,
+        _words: Vec<mpsc::UnboundedSender<Word>>,
         _folder: tempfile::TempDir,
     }
 
@@ -311,8 +358,8 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let path = Utf8PathBuf::try_from(folder.path().join("socket")).unwrap();
             let mut socket = Socket::bind(path).unwrap();
-            let ears = [0, 1].map(|rank| socket.expect(Rank(rank))).into();
-            Self { socket, ears, _folder: folder }
+            let (ears, words) = [0, 1].map(|rank| socket.expect(Rank(rank), rank)).into_iter().unzip();
+            Self { socket, ears, _words: words, _folder: folder }
         }
 
         /// A connection on which a rank says these messages.
@@ -325,17 +372,16 @@ mod tests {
         }
 
         /// What has been handed on by the time that `rank` is taken to have been heard out.
-        async fn heard_of(mut self, rank: usize) -> Vec<Rank> {
+        async fn heard_of(mut self, rank: usize) -> Vec<i32> {
             let (hear, mut heard) = mpsc::channel(8);
-            let (_stop, stopped) = watch::channel(false);
             let mut tasks = JoinSet::new();
-            tasks.spawn(serve(self.socket, "key".to_owned(), hear, stopped));
+            tasks.spawn(serve(self.socket, "key".to_owned(), hear));
             tokio::time::timeout(LIMIT, self.ears[rank].heard_out()).await.unwrap();
-            let mut ranks = Vec::new();
-            while let Ok(Heard::Message { rank, .. }) = heard.try_recv() {
-                ranks.push(rank);
+            let mut processes = Vec::new();
+            while let Ok(Heard::Message { process, .. }) = heard.try_recv() {
+                processes.push(process);
             }
-            ranks
+            processes
         }
     }
 
@@ -352,7 +398,7 @@ mod tests {
     async fn a_rank_that_died_before_its_connection_was_looked_at_is_heard() {
         let bench = Bench::new();
         drop(bench.connect(&[hello(1), word(), word()]));
-        assert_eq!(bench.heard_of(1).await, [Rank(1); 2]);
+        assert_eq!(bench.heard_of(1).await, [1; 2]);
     }
 
     #[tokio::test]
@@ -361,6 +407,6 @@ mod tests {
         drop(bench.connect(&[]));
         drop(bench.connect(&[word()]));
         let _lives = bench.connect(&[hello(0)]);
-        assert_eq!(bench.heard_of(1).await, []);
+        assert_eq!(bench.heard_of(1).await, [0; 0]);
     }
 }

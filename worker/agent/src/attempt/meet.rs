@@ -5,26 +5,28 @@
 //! the server tells all endpoints, and each rank is started with its own socket and everyone's endpoints. How long that
 //! may take the server decides: it takes the attempt away.
 
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use lockstep_api::{Assignment, Rank, RankNetwork, Report};
+use lockstep_api::{AssignedRank, Assignment, RankNetwork, Report};
 use tokio::sync::watch;
 
 use super::Told;
 use super::reporter::Reporter;
 use crate::network::{Listener, NetworkError};
 use crate::node::{Node, blocking};
-use crate::spawn::Inherited;
 
 /// Sockets of the ranks here, in their order. Their endpoints have been reported.
 #[derive(Debug)]
 pub(crate) struct Sockets(Vec<OwnedFd>);
 
-/// What one rank is started with because of the others.
+/// What one rank has because of the others.
 #[derive(Debug)]
 pub(crate) struct Seat {
-    pub(crate) inherited: Inherited,
+    /// Ranks with the same number share a group memory.
+    pub(crate) memory_index: usize,
+    /// Its own socket, if there is a network.
+    pub(crate) listener: Option<OwnedFd>,
     pub(crate) network: Option<RankNetwork>,
 }
 
@@ -39,50 +41,60 @@ pub(crate) async fn listen(
         (node.reach.clone(), assignment.ranks.len(), network.spans_hosts);
     let listeners = blocking(move || reach.listeners(count, spans_hosts)).await?;
     let mut sockets = Vec::with_capacity(count);
-    for (rank, Listener { socket, endpoints }) in assignment.ranks.iter().zip(listeners) {
-        reporter.report(Report::RankListens { rank: *rank, endpoints });
+    for (assigned, Listener { socket, endpoints }) in assignment.ranks.iter().zip(listeners) {
+        reporter.report(Report::RankListens { rank: assigned.rank, endpoints });
         sockets.push(socket);
     }
     Ok(Sockets(sockets))
 }
 
-/// Everyone's endpoints, once the server tells them.
-async fn endpoints(told: &mut watch::Receiver<Told>) -> Vec<Vec<String>> {
-    let known = told.wait_for(|told| told.endpoints.is_some()).await;
-    let known = known.ok().and_then(|told| told.endpoints.clone());
+/// Comes back once the server has told everyone's endpoints; at once if there is nobody to be met.
+pub(crate) async fn until_known(
+    assignment: &Assignment,
+    told: &mut watch::Receiver<Told>,
+    reporter: &mut Reporter,
+) -> Arc<Assignment> {
+    say_prepared(assignment, reporter);
+    let is_known = |told: &Told| {
+        told.wanted.generation == assignment.generation && are_endpoints_known(&told.wanted)
+    };
+    let known = told.wait_for(is_known).await.map(|told| told.wanted.clone());
     match known {
-        Some(endpoints) => endpoints,
+        Ok(known) => known,
         // The session is gone; so is everything else in a moment.
-        None => std::future::pending().await,
+        Err(_) => std::future::pending().await,
     }
 }
 
-/// Says that everything is there that the ranks here need, waits for the others, and seats the ranks in their order.
-pub(crate) async fn seats(
-    assignment: &Assignment,
-    Sockets(sockets): Sockets,
-    told: &mut watch::Receiver<Told>,
-    reporter: &mut Reporter,
-) -> Vec<Seat> {
+/// Everything is there that the ranks here need, whom others wait for.
+pub(crate) fn say_prepared(assignment: &Assignment, reporter: &mut Reporter) {
+    if assignment.network.is_some() {
+        reporter.report(Report::Prepared);
+    }
+}
+
+/// Whether every rank of the attempt can be reached by what is known of it.
+pub(crate) fn are_endpoints_known(assignment: &Assignment) -> bool {
+    assignment.network.as_ref().is_none_or(|network| network.endpoints.is_some())
+}
+
+/// Seats the ranks here, in their order. All endpoints are known.
+pub(crate) fn seats(assignment: &Assignment, Sockets(sockets): Sockets) -> Vec<Seat> {
     let Some(network) = &assignment.network else {
-        let alone =
-            || Seat { inherited: Inherited { memory_index: 0, listener: None }, network: None };
+        let alone = || Seat { memory_index: 0, listener: None, network: None };
         return assignment.ranks.iter().map(|_| alone()).collect();
     };
-    reporter.report(Report::Prepared);
-    let endpoints = endpoints(told).await;
-    let seat = |(rank, socket): (&Rank, OwnedFd)| {
-        let network = RankNetwork {
-            listener_fd: socket.as_raw_fd(),
-            nodes: network.nodes.clone(),
-            endpoints: endpoints.clone(),
-            encrypt: assignment.spec.ddp.encrypt,
-        };
-        let memory_index = network.nodes.iter().position(|ranks| ranks.contains(rank));
-        let memory_index = memory_index.unwrap_or_default();
+    let seat = |(assigned, socket): (&AssignedRank, OwnedFd)| {
+        let memory_index =
+            network.nodes.iter().position(|ranks| ranks.contains(&assigned.rank));
         Seat {
-            inherited: Inherited { memory_index, listener: Some(socket) },
-            network: Some(network),
+            memory_index: memory_index.unwrap_or_default(),
+            listener: Some(socket),
+            network: Some(RankNetwork {
+                nodes: network.nodes.clone(),
+                endpoints: network.endpoints.clone().unwrap_or_default(),
+                encrypt: assignment.spec.ddp.encrypt,
+            }),
         }
     };
     assignment.ranks.iter().zip(sockets).map(seat).collect()

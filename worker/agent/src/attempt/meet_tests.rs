@@ -43,11 +43,13 @@ fn assert_nobody_listens(endpoints: &[Vec<String>]) {
 
 #[tokio::test]
 async fn ranks_are_started_with_their_own_sockets_once_all_endpoints_are_known() {
-    let bench = Bench::on(apart(false));
+    let mut bench = Bench::on(apart(false));
     let endpoints = until_prepared(&bench).await;
     // Nobody can have taken the ports meanwhile: the agent listens.
     TcpStream::connect(&endpoints[2][0]).unwrap();
-    bench.told.send_modify(|told| told.endpoints = Some(endpoints.clone()));
+    let mut known = bench.assignment.clone();
+    known.network.as_mut().unwrap().endpoints = Some(endpoints.clone());
+    bench.want(known);
     let reports = bench.end().await;
     assert_eq!(shorts(&reports).last().unwrap(), "finished", "{reports:#?}");
     assert_nobody_listens(&endpoints);
@@ -94,7 +96,7 @@ pub(super) fn look_at_what_was_inherited(config: &RankConfig) {
         is_open.then(|| (port(), fields[9].to_owned()))
     });
     let listening: Vec<(u16, String)> = listening.collect();
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", network.listener_fd)).unwrap();
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", config.listener_fd.unwrap())).unwrap();
     let inode = link.to_string_lossy().trim_matches(|c: char| !c.is_ascii_digit()).to_owned();
     assert_eq!(listening, [(own_port, inode)], "{table}");
     let memory = std::fs::metadata(format!("/proc/self/fd/{}", config.group_fd)).unwrap().ino();

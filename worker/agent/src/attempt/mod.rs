@@ -7,7 +7,7 @@ mod checkpoints;
 mod course;
 mod drive;
 mod link;
-mod meet;
+pub(crate) mod meet;
 mod output;
 mod positions;
 mod prepare;

@@ -20,9 +20,16 @@ struct Local {
 }
 
 impl Positions {
-    /// A rank was started. It makes the flight record at `record` itself.
+    /// A rank was started, in the place of an earlier one or not. It makes the flight record at `record` itself.
     pub(crate) fn add(&self, rank: Rank, pid: i32, record: Utf8PathBuf) {
-        self.lock().push(Local { rank, pid, record });
+        let mut ranks = self.lock();
+        ranks.retain(|it| it.rank != rank);
+        ranks.push(Local { rank, pid, record });
+    }
+
+    /// Only these ranks are of this node.
+    pub(crate) fn retain(&self, is_here: impl Fn(Rank) -> bool) {
+        self.lock().retain(|it| is_here(it.rank));
     }
 
     /// Where a rank is, or was when it died.

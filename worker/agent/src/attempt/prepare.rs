@@ -1,7 +1,7 @@
 //! Everything a gang needs on this node before its ranks start: components, data, a checkpoint, a socket.
 
 use camino::Utf8PathBuf;
-use lockstep_api::{Assignment, Digest, FailureCode, Rank, RankConfig, RankNetwork};
+use lockstep_api::{AssignedRank, Assignment, Digest, FailureCode, RankConfig, RankNetwork};
 use lockstep_client::Client;
 use lockstep_client::retry::{Backoff, Policy};
 
@@ -183,9 +183,9 @@ async fn make_anew(folder: &WorkFolder, checkpoints: Utf8PathBuf) -> anyhow::Res
 }
 
 impl Ready {
-    /// Where a rank writes its flight record.
-    pub(crate) fn flight_record(&self, rank: Rank) -> Utf8PathBuf {
-        self.folder.join(format!("flight-{rank}"))
+    /// Where a rank's process writes its flight record.
+    pub(crate) fn flight_record(&self, process: i32) -> Utf8PathBuf {
+        self.folder.join(format!("flight-{process}"))
     }
 
     /// The settings of the `local_rank`-th rank here.
@@ -195,9 +195,9 @@ impl Ready {
         assignment: &Assignment,
         local_rank: usize,
         socket_path: &str,
-        (group_fd, network): (i32, Option<RankNetwork>),
+        (group_fd, listener_fd, network): (i32, Option<i32>, Option<RankNetwork>),
     ) -> RankConfig {
-        let rank = assignment.ranks[local_rank];
+        let AssignedRank { rank, process, heals, .. } = assignment.ranks[local_rank];
         RankConfig {
             job_id: assignment.job_id,
             attempt_id: assignment.attempt_id,
@@ -209,8 +209,11 @@ impl Ready {
             socket_path: socket_path.to_owned(),
             attempt_key: assignment.attempt_key.clone(),
             group_fd,
+            listener_fd,
             network,
-            flight_record_path: self.flight_record(rank).into_string(),
+            heals,
+            steps_reported: assignment.steps_reported,
+            flight_record_path: self.flight_record(process).into_string(),
             loader_path: self.loader.to_string(),
             loss_path: self.loss.to_string(),
             train_dir: self.train.to_string(),

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::course::{Gone, exit_of};
-use super::link::Ear;
+use super::link::{Ear, Word};
 use super::output::{LastWords, pump};
 use super::positions::Positions;
 use crate::spawn::kill_group;
@@ -25,13 +25,28 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// A started rank.
 #[derive(Debug)]
 pub(crate) struct RankProcess {
+    /// Its rank in the present group.
+    pub(crate) rank: Rank,
     pub(crate) pid: Pid,
     is_alive: Arc<AtomicBool>,
+    words: mpsc::UnboundedSender<Word>,
 }
 
 impl RankProcess {
-    pub(crate) fn new(pid: Pid) -> Self {
-        Self { pid, is_alive: Arc::new(AtomicBool::new(true)) }
+    pub(crate) fn new(rank: Rank, pid: Pid, words: mpsc::UnboundedSender<Word>) -> Self {
+        Self { rank, pid, is_alive: Arc::new(AtomicBool::new(true)), words }
+    }
+
+    /// Whether it has not been reaped.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.is_alive.load(Ordering::SeqCst)
+    }
+
+    /// Says something to the rank, as soon as it listens.
+    pub(crate) fn say(&self, word: Word) {
+        if self.words.send(word).is_err() {
+            tracing::debug!(rank = self.rank.0, "a rank is gone before it was told something");
+        }
     }
 
     /// Kills the rank and whatever it started, unless it has been reaped.
@@ -55,12 +70,14 @@ pub(crate) async fn feed(stdin: Option<ChildStdin>, config: Vec<u8>) {
 #[derive(Debug)]
 pub(crate) struct Watch {
     pub(crate) rank: Rank,
+    pub(crate) process: i32,
     pub(crate) child: Child,
     pub(crate) positions: Arc<Positions>,
     pub(crate) ear: Ear,
     pub(crate) clock: Clock,
     pub(crate) lines: mpsc::Sender<ReportedLine>,
-    pub(crate) gone: mpsc::Sender<Gone>,
+    /// With the number of the process.
+    pub(crate) gone: mpsc::Sender<(i32, Gone)>,
 }
 
 impl Watch {
@@ -103,9 +120,10 @@ impl Watch {
                 std::process::ExitStatus::default()
             });
             let exit = exit_of(status, self.positions.of(self.rank));
-            let gone = Gone { rank: self.rank, pid, exit, last_words: last_words.take() };
+            let last_words = last_words.take();
+            let gone = Gone { rank: self.rank, pid, exit, last_words };
             // Nobody listens when the attempt's task is gone itself.
-            drop(self.gone.send(gone).await);
+            drop(self.gone.send((self.process, gone)).await);
         }
     }
 }

@@ -70,6 +70,14 @@ impl Reporter {
         }
     }
 
+    /// What comes from now on is of this generation.
+    pub(crate) fn set_fence(&mut self, fence: Fence) {
+        self.flush();
+        self.fence = fence;
+        // People wait for the first step after a repair as well.
+        self.first_step_sent = false;
+    }
+
     /// When to call [`Self::flush`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.flush_at
@@ -144,6 +152,7 @@ impl Reporter {
             RankMessage::Hello { .. }
             | RankMessage::Checkpoint { .. }
             | RankMessage::Failed(_)
+            | RankMessage::Interrupted(_)
             | RankMessage::Done => {}
         }
     }

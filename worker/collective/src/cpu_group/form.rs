@@ -13,7 +13,7 @@ use std::{
 use lockstep_shm::{CONTROL_BYTES, FlightRecord, Found, Mapping, NodeArenas};
 
 use crate::{
-    Board, Formed, GroupError, Phase, Plan, ProcessGroup as _, Topology,
+    Board, Formed, GroupError, Interrupt, Phase, Plan, ProcessGroup as _, Topology,
     control::{Broken, Control, checked_extent},
     error::Moment,
     net::{self, Mesh, Network},
@@ -49,6 +49,8 @@ pub struct Join<'a> {
     pub threads_per_rank: usize,
     /// Where the rank says how far it is.
     pub record: Option<Arc<FlightRecord>>,
+    /// Ends the formation, and whatever comes of it, from outside.
+    pub interrupt: Interrupt,
 }
 
 impl<'a> Join<'a> {
@@ -60,7 +62,8 @@ impl<'a> Join<'a> {
     pub fn one_node(memory: BorrowedFd<'a>, rank: usize, world: usize, timeout: Duration) -> Self {
         let topology = Topology::one_node(world);
         let (network, threads_per_rank, record) = (None, 2, None);
-        Self { memory, rank, topology, network, timeout, threads_per_rank, record }
+        let interrupt = Interrupt::default();
+        Self { memory, rank, topology, network, timeout, threads_per_rank, record, interrupt }
     }
 }
 
@@ -152,6 +155,7 @@ impl CpuGroup {
             let taken = io::Error::other(format!("rank {rank} has already joined"));
             return Err(GroupError::io("joining the group", taken));
         }
+        join.interrupt.watch(&early);
         let leaving = LeaveOnError { control: Some(early.clone()), rank };
         let map = if rank == topology.leader(node) {
             if place.lane == 0 {

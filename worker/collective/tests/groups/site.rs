@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use lockstep_collective::{Join, Network, Topology};
+use lockstep_collective::{Interrupt, Join, Network, Topology};
 use lockstep_shm::create_group_memory;
 
 /// What the ranks of a group need to meet, each once.
@@ -56,7 +56,8 @@ impl Site {
         let memory = self.memories[topology.node_of(rank)].as_fd();
         let network = (1 < topology.node_count()).then_some(network);
         let (threads_per_rank, record) = (2, None);
-        Join { memory, rank, topology, network, timeout, threads_per_rank, record }
+        let interrupt = Interrupt::default();
+        Join { memory, rank, topology, network, timeout, threads_per_rank, record, interrupt }
     }
 
     /// What a rank brings.

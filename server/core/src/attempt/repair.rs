@@ -1,0 +1,240 @@
+//! Repair in place: the attempt goes on under a new generation, with other processes in the place of the lost ones.
+//!
+//! Whoever lives keeps its state. A rank that was lost on a node that answers is started again in the slot it had: its agent
+//! kills what may be left of the old process before it starts the new one. The ranks of a node that does not answer are
+//! given up, keep their slots there until it is proved that they are gone, and get others elsewhere.
+//!
+//! A repair costs the job nothing if a step was done since the one before; otherwise it costs a retry. So a rank that dies
+//! again and again at one step ends its job, and one that dies every day does not.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use chrono::{DateTime, Utc};
+use lockstep_api::{AttemptOutcome, Blame, FailureCode, FailureReport, NodeId, Rank};
+
+use super::gang::{Gang, Place, Readiness};
+use super::words::{Effect, Replacement, StepError, Word};
+use super::{Attempt, Stage, Stepped, Terms};
+use crate::lease::delta;
+use crate::placement::Refill;
+use crate::verdict::{self, Failure, Standing};
+
+/// Where the processes in the place of lost ones go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Slots {
+    /// Where the lost ones were.
+    Same,
+    /// Their node does not answer.
+    Elsewhere,
+}
+
+impl Gang {
+    pub(super) fn ranks_of(&self, node: NodeId) -> BTreeSet<Rank> {
+        let of_node = self.members.iter().filter(|(_, member)| member.is_on(node));
+        of_node.map(|(rank, _)| *rank).collect()
+    }
+
+    /// Whether a rank that is not `lost` goes on with the state, and nobody has left for good.
+    fn has_survivor(&self, lost: &BTreeSet<Rank>) -> bool {
+        let others = self.members.iter().filter(|(rank, _)| !lost.contains(rank));
+        let mut lives = false;
+        for (_, member) in others {
+            match member.place {
+                Place::Held => lives = true,
+                Place::Left | Place::Finished => return false,
+                Place::Gone | Place::Vacant => {}
+            }
+        }
+        lives
+    }
+}
+
+impl Attempt {
+    /// A verdict is in: repairs what it names, if that can be done, or ends the attempt.
+    pub(super) fn conclude(
+        self,
+        report: &FailureReport,
+        outcome: AttemptOutcome,
+        effects: Vec<Effect>,
+        at: (Terms, DateTime<Utc>),
+    ) -> Stepped {
+        let lost = verdict::culprits(report);
+        self.repair_or_end((lost, Slots::Same), report, outcome, effects, at)
+    }
+
+    /// Replaces the ranks that are lost, or ends the attempt.
+    pub(super) fn repair_or_end(
+        mut self,
+        (mut lost, slots): (BTreeSet<Rank>, Slots),
+        report: &FailureReport,
+        outcome: AttemptOutcome,
+        mut effects: Vec<Effect>,
+        (terms, now): (Terms, DateTime<Utc>),
+    ) -> Stepped {
+        lost.retain(|rank| self.gang.members.contains_key(rank));
+        // Who is known to be gone is lost as well, whoever was named.
+        lost.extend(self.gang.with_place(Place::Gone));
+        let is_paid = !self.gang.has_progressed;
+        let can_go_on = self.gang.has_copies
+            && is_repairable(report)
+            && self.stage != Stage::Placing
+            && !lost.is_empty()
+            && (!is_paid || terms.can_pay)
+            && self.gang.has_survivor(&lost);
+        if !can_go_on {
+            return self.end(outcome, report.code.blame(), effects);
+        }
+        for rank in lost {
+            let Some(member) = self.gang.members.get_mut(&rank) else { continue };
+            if slots == Slots::Elsewhere && member.place != Place::Vacant {
+                effects.push(Effect::Evict { rank });
+                member.place = Place::Vacant;
+            } else if member.place != Place::Vacant {
+                member.place = Place::Gone;
+            }
+        }
+        self.gang.suspect = None;
+        self.stage = Stage::Recovering { since: now };
+        match self.gang.vacant().is_empty() {
+            true => self.begin(&BTreeMap::new(), effects, (terms, now)),
+            // Whoever is lost beside them waits for the same generation.
+            false => (self, effects),
+        }
+    }
+
+    /// Slots were found for those that were given up.
+    pub(super) fn refill(self, places: Vec<Refill>, terms: Terms, now: DateTime<Utc>) -> Stepped {
+        let places: BTreeMap<Rank, Refill> =
+            places.into_iter().map(|place| (place.rank, place)).collect();
+        let is_wanted = self.stage.is_at_work()
+            && !places.is_empty()
+            && self.gang.vacant().iter().eq(places.keys());
+        if !is_wanted {
+            return (self, vec![]);
+        }
+        self.begin(&places, vec![], (terms, now))
+    }
+
+    /// The next generation.
+    fn begin(
+        mut self,
+        places: &BTreeMap<Rank, Refill>,
+        mut effects: Vec<Effect>,
+        (terms, now): (Terms, DateTime<Utc>),
+    ) -> Stepped {
+        let is_paid = !self.gang.has_progressed;
+        let gang = &mut self.gang;
+        gang.generation = gang.generation.next();
+        gang.has_progressed = false;
+        let mut replacements = Vec::new();
+        for (&rank, member) in &mut gang.members {
+            member.readiness = Readiness::default();
+            if !matches!(member.place, Place::Gone | Place::Vacant) {
+                continue;
+            }
+            let place = places.get(&rank).cloned();
+            if let Some(place) = &place {
+                (member.node, member.node_name) = (place.node, place.node_name.clone());
+            }
+            (member.place, member.process) = (Place::Held, gang.next_process);
+            member.first_generation = gang.generation;
+            gang.next_process += 1;
+            replacements.push(Replacement { rank, process: member.process, place });
+        }
+        let memories = gang.memories();
+        let is_networked = memories.iter().any(|(_, index)| 0 < *index);
+        gang.rendezvous_by = is_networked.then(|| now + delta(terms.timeouts.formation()));
+        gang.lease_expires_at = gang.lease_expires_at.max(terms.lease.expiry(now));
+        self.stage = Stage::Recovering { since: now };
+        effects.push(Effect::Begin { replacements, memories, is_paid });
+        effects.push(Effect::Reassign);
+        (self, effects)
+    }
+
+    /// Slots for those that were given up are not awaited for ever.
+    pub(super) fn tick_vacant(self, terms: Terms, now: DateTime<Utc>) -> Stepped {
+        match self.stage {
+            Stage::Recovering { since }
+                if !self.gang.vacant().is_empty()
+                    && since + delta(terms.timeouts.formation()) <= now =>
+            {
+                self.end(AttemptOutcome::LeaseLost, Blame::Infrastructure, vec![])
+            }
+            _ => (self, vec![]),
+        }
+    }
+
+    /// What a node says that has not yet heard of the present generation. It counts as far as it is about processes that
+    /// still belong to the group; what broke under the old generation has been judged.
+    pub(super) fn hear_late(
+        self,
+        node: NodeId,
+        generation: lockstep_api::Generation,
+        word: Word,
+        terms: Terms,
+        now: DateTime<Utc>,
+    ) -> Result<Stepped, StepError> {
+        let stale = StepError::Stale { got: generation, held: self.gang.generation };
+        if !self.gang.is_member(node) {
+            return Err(stale);
+        }
+        match word {
+            Word::RankExited { rank, .. } => {
+                let member = self.gang.members.get(&rank);
+                let is_current = member.is_some_and(|it| {
+                    it.node == node && it.first_generation <= generation
+                });
+                if is_current { self.hear(node, word, terms, now) } else { Ok((self, vec![])) }
+            }
+            Word::Failed(report) => {
+                let report = verdict::with_node_name(report, &self.gang.node_name(node));
+                let failure = Failure { report, node: Some(node) };
+                let file = Effect::File { failure, generation, standing: Standing::Effect };
+                Ok((self, vec![file]))
+            }
+            Word::Renewed => self.hear(node, word, terms, now),
+            // Steps that were done, done they are.
+            Word::Formed | Word::Progressed if self.stage.is_at_work() => Ok((self, vec![])),
+            // Said of a set that the node no longer has.
+            Word::RankListens { .. }
+            | Word::Prepared
+            | Word::RankStarted { .. }
+            | Word::Formed
+            | Word::Progressed
+            | Word::Finished
+            | Word::Stopped
+            | Word::Absent => Err(stale),
+        }
+    }
+}
+
+impl Gang {
+    fn with_place(&self, place: Place) -> impl Iterator<Item = Rank> {
+        self.members.iter().filter(move |(_, it)| it.place == place).map(|(rank, _)| *rank)
+    }
+}
+
+/// Whether the state is good and only processes or links are not.
+fn is_repairable(report: &FailureReport) -> bool {
+    match report.code {
+        FailureCode::PeerGone
+        | FailureCode::NotEntered
+        | FailureCode::NodeLost
+        | FailureCode::RendezvousTimeout => true,
+        FailureCode::InterfaceUnreachable
+        | FailureCode::PlanMismatch
+        | FailureCode::Diverged
+        | FailureCode::NonFinite
+        | FailureCode::GuestTrap
+        | FailureCode::GuestTimeLimit
+        | FailureCode::GuestMemoryLimit
+        | FailureCode::GuestStackOverflow
+        | FailureCode::GuestOutputLimit
+        | FailureCode::GuestShape
+        | FailureCode::GuestError
+        | FailureCode::PrepareFailed
+        | FailureCode::CheckpointFailed
+        | FailureCode::HealFailed
+        | FailureCode::RankError => false,
+    }
+}

@@ -1,0 +1,143 @@
+//! Attempts that go on after they lost ranks.
+
+use lockstep_core::{Refill, Replacement};
+
+use super::*;
+
+/// A gang whose ranks are copies of each other, at work.
+fn at_work(nodes: &[u128]) -> Attempt {
+    let mut attempt = placed(nodes);
+    attempt.gang.has_copies = true;
+    attempt.gang.has_progressed = true;
+    attempt.stage = Stage::Running;
+    attempt
+}
+
+fn next() -> Generation {
+    GENERATION.next()
+}
+
+/// Under the next generation.
+fn then(number: u128, word: Word) -> Event {
+    Event::Said { node: node(number), generation: next(), word }
+}
+
+fn same_slot(rank: i32, process: i32) -> Replacement {
+    Replacement { rank: Rank(rank), process, place: None }
+}
+
+fn elsewhere(rank: i32, number: u128) -> Refill {
+    let (device, index) = (lockstep_api::DeviceKind::Cpu, 0);
+    Refill { rank: Rank(rank), node: node(number), node_name: format!("n{number}"), device, index }
+}
+
+fn begun(effects: &[Effect]) -> Vec<&Effect> {
+    effects.iter().filter(|it| matches!(it, Effect::Begin { .. })).collect()
+}
+
+#[test]
+fn a_rank_that_was_killed_is_replaced_in_its_slot_and_the_others_go_on() {
+    let (attempt, effects) = go(at_work(&[1, 1]), &[(10, says(1, exit(1, None, Some(9))))]);
+    assert_eq!(filed(&effects), [(FailureCode::PeerGone, Some(1), Standing::Verdict)]);
+    let memories = vec![(Rank(0), 0), (Rank(1), 0)];
+    let begin =
+        Effect::Begin { replacements: vec![same_slot(1, 2)], memories, is_paid: false };
+    assert_eq!(effects[2..], [begin, Effect::Reassign]);
+    assert_eq!(attempt.gang.generation, next());
+    assert_eq!(attempt.stage, Stage::Recovering { since: at(10) });
+    let (kept, new) = (&attempt.gang.members[&Rank(0)], &attempt.gang.members[&Rank(1)]);
+    assert_eq!((kept.process, kept.first_generation), (0, GENERATION));
+    assert_eq!((new.process, new.first_generation, new.place), (2, next(), Place::Held));
+    let (attempt, _) = go(attempt, &[(20, then(1, Word::Formed)), (30, then(1, Word::Progressed))]);
+    assert_eq!(attempt.stage, Stage::Running);
+    assert!(attempt.gang.has_progressed);
+}
+
+#[test]
+fn a_frozen_rank_is_replaced_once_nothing_else_explains_why_it_is_missed() {
+    let symptom = says(1, failed(FailureCode::NotEntered, Some(1)));
+    let (attempt, effects) = go(at_work(&[1, 1]), &[(0, symptom), (599, Event::Tick)]);
+    assert_eq!((attempt.stage, begun(&effects).len()), (Stage::Running, 0));
+    let (attempt, effects) = go(attempt, &[(600, Event::Tick)]);
+    assert_eq!(effects[0], Effect::PromoteSuspect);
+    assert_eq!(begun(&effects).len(), 1);
+    assert_eq!(attempt.gang.members[&Rank(1)].process, 2);
+    assert_eq!(attempt.gang.suspect, None, "the new group has nobody to suspect");
+}
+
+#[test]
+fn what_a_node_says_of_the_group_before_changes_nothing_unless_a_rank_that_goes_on_is_gone() {
+    let (attempt, _) = go(at_work(&[1, 1, 1]), &[(10, says(1, exit(1, None, Some(9))))]);
+    let late = [
+        (11, says(1, failed(FailureCode::NotEntered, Some(0)))),
+        (12, says(1, exit(1, None, Some(9)))),
+        (13, says(1, Word::Progressed)),
+    ];
+    let (same, effects) = go(attempt.clone(), &late);
+    assert_eq!(filed(&effects), [(FailureCode::NotEntered, Some(0), Standing::Effect)]);
+    assert_eq!(same, attempt);
+    let (attempt, effects) = go(attempt, &[(14, says(1, exit(2, None, Some(9))))]);
+    assert_eq!(filed(&effects), [(FailureCode::PeerGone, Some(2), Standing::Verdict)]);
+    let is_paid = |it: &Effect| matches!(it, Effect::Begin { is_paid: true, .. });
+    assert!(effects.iter().any(is_paid), "no step was done in between");
+    assert_eq!(attempt.gang.generation, next().next());
+}
+
+#[test]
+fn a_group_that_breaks_again_before_a_step_costs_a_retry_and_ends_when_none_is_left() {
+    let (attempt, _) = go(at_work(&[1, 1]), &[(0, says(1, exit(1, None, Some(9))))]);
+    let death = then(1, exit(1, None, Some(9)));
+    let broke = Terms { can_pay: false, ..terms() };
+    let (ended, effects) = attempt.step(death, broke, at(1)).unwrap();
+    assert_eq!(ended.stage, Stage::Ended(AttemptOutcome::Failed));
+    assert_eq!(effects.last(), Some(&over(AttemptOutcome::Failed, Blame::Infrastructure)));
+}
+
+#[test]
+fn the_ranks_of_a_node_that_is_silent_get_slots_elsewhere_and_keep_theirs_until_they_are_gone() {
+    let lost = Event::NodeLost { node: node(2), loss: NodeLoss::LeaseExpired };
+    let (attempt, effects) = go(at_work(&[1, 2, 2]), &[(0, lost)]);
+    assert_eq!(filed(&effects), [(FailureCode::NodeLost, None, Standing::Verdict)]);
+    let evicted = [1, 2].map(|rank| Effect::Evict { rank: Rank(rank) });
+    assert_eq!(effects[1..], evicted);
+    assert_eq!(attempt.gang.vacant(), [1, 2].map(Rank).into());
+    assert_eq!(attempt.gang.generation, GENERATION, "nothing begins before there are slots");
+    let refused = attempt.clone().step(says(2, Word::Renewed), terms(), at(1));
+    assert!(matches!(refused, Err(StepError::NotAMember { .. })), "{refused:?}");
+    let (same, effects) = go(attempt.clone(), &[(1, Event::Refilled(vec![elsewhere(1, 3)]))]);
+    assert_eq!((same, effects), (attempt.clone(), vec![]), "all or none");
+    let places = vec![elsewhere(1, 3), elsewhere(2, 1)];
+    let (refilled, effects) = go(attempt.clone(), &[(1, Event::Refilled(places))]);
+    let Effect::Begin { replacements, memories, .. } = &effects[0] else { panic!("{effects:?}") };
+    assert!(replacements.iter().all(|it| it.place.is_some()));
+    assert_eq!(memories.iter().map(|it| it.1).collect::<Vec<_>>(), [0, 1, 2]);
+    assert!(refilled.gang.rendezvous_by.is_some(), "they have to meet");
+    let (ended, effects) = go(attempt, &[(10_000, says(1, Word::Renewed)), (60_000, Event::Tick)]);
+    assert_eq!(ended.stage, Stage::Ended(AttemptOutcome::LeaseLost));
+    assert_eq!(effects.last(), Some(&over(AttemptOutcome::LeaseLost, Blame::Infrastructure)));
+}
+
+#[test]
+fn the_ranks_of_an_agent_that_is_back_are_started_there_again() {
+    let lost = Event::NodeLost { node: node(2), loss: NodeLoss::Restarted };
+    let (attempt, effects) = go(at_work(&[1, 2]), &[(0, lost)]);
+    assert_eq!(begun(&effects).len(), 1);
+    assert_eq!(attempt.gang.members[&Rank(1)].node, node(2));
+    assert!(attempt.holds_slot(Rank(1)));
+}
+
+#[test]
+fn an_attempt_ends_when_nobody_has_the_state_or_the_job_itself_is_at_fault() {
+    let death = |rank| says(1, exit(rank, None, Some(9)));
+    let is_over = |attempt: Attempt, event: Event| {
+        matches!(go(attempt, &[(0, event)]).0.stage, Stage::Ended(AttemptOutcome::Failed))
+    };
+    assert!(is_over(at_work(&[1]), death(0)), "the only rank");
+    let mut in_parts = at_work(&[1, 1]);
+    in_parts.gang.has_copies = false;
+    assert!(is_over(in_parts, death(0)), "each rank has a part of the state");
+    assert!(is_over(at_work(&[1, 1]), says(1, failed(FailureCode::GuestTrap, Some(0)))));
+    assert!(is_over(at_work(&[1, 1]), says(1, failed(FailureCode::Diverged, Some(0)))));
+    let (leaving, _) = go(at_work(&[1, 1]), &[(0, says(1, exit(1, Some(0), None)))]);
+    assert!(is_over(leaving, death(0)), "the others have finished and left");
+}
