@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     AttemptId, AttemptOutcome, AttemptState, Blame, CheckpointId, Digest, FailureCode, FailureId,
     Generation, JobId, JobSpec, JobState, LogLevel, LogSource, NodeId, Phase, Rank, Step,
+    TimeoutsView,
 };
 
 /// One page of a list.
@@ -50,6 +51,8 @@ pub struct JobView {
     pub summary: JobSummary,
     /// As submitted, defaults filled in.
     pub spec: JobSpec,
+    /// Its time limits: what `spec.timeouts` says, and ratios of `collective` for the rest.
+    pub timeouts: TimeoutsView,
     /// The fencing number.
     pub generation: Generation,
     /// Newest first.

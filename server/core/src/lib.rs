@@ -8,7 +8,6 @@ pub mod job;
 pub mod lease;
 pub mod ledger;
 pub mod placement;
-pub mod timeouts;
 pub mod verdict;
 
 pub use attempt::{
@@ -18,6 +17,6 @@ pub use attempt::{
 pub use job::{Job, JobEffect, JobEvent, JobStepError, RetryBudget};
 pub use lease::{LeaseTerms, LeaseTermsError};
 pub use ledger::{complete_epochs, counts_below};
+pub use lockstep_api::Timeouts;
 pub use placement::{Decision, NodeOffer, Placed, Reason, Request, SlotOffer, schedule};
-pub use timeouts::Timeouts;
 pub use verdict::{Failure, Grade, Standing};

@@ -20,6 +20,7 @@ pub(crate) async fn view(
     let Some(summary) = summaries.pop() else { return Ok(None) };
     Ok(Some(JobView {
         summary,
+        timeouts: spec.timeouts.effective().into(),
         spec,
         generation,
         attempts: attempts::store::views(db, id).await?,

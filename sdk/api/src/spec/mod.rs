@@ -14,6 +14,7 @@ mod parse;
 mod schedule;
 mod shapes;
 mod tagged;
+mod timeouts;
 mod trace;
 mod train;
 
@@ -35,6 +36,7 @@ pub use optimizer::*;
 pub use parse::*;
 pub use schedule::*;
 pub use shapes::LayerMisfit;
+pub use timeouts::*;
 pub use trace::*;
 pub use train::*;
 
@@ -162,20 +164,6 @@ pub struct SlotSpec {
 impl Default for SlotSpec {
     fn default() -> Self {
         Self { device: DeviceKind::Cpu, cores: 1, memory_mib: 512 }
-    }
-}
-
-/// Time limits. All others are ratios of `collective`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct TimeoutSpec {
-    /// Longest wait for a collective: a number and a unit (`ms`, `s`, `m`). 500ms to 60m.
-    pub collective: String,
-}
-
-impl Default for TimeoutSpec {
-    fn default() -> Self {
-        Self { collective: "60s".to_owned() }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use chrono::{DateTime, Local, Utc};
-use lockstep_api::{AttemptView, FailureView, JobSummary, JobView, ListJobs};
+use lockstep_api::{AttemptView, FailureView, JobSummary, JobView, ListJobs, TimeoutsView};
 
 use crate::args::{Global, JobArgs, PsArgs};
 use crate::out::{Out, bytes, number, or_dash, table};
@@ -74,6 +74,7 @@ fn describe(job: &JobView, page: &str) -> String {
     facts.push(("ranks", summary.ranks.to_string()));
     facts.push(("steps", steps(summary)));
     facts.extend(summary.loss.map(|loss| ("loss", number(loss))));
+    facts.push(("timeouts", timeouts(job.timeouts)));
     let mut text: String =
         facts.iter().map(|(name, value)| format!("{name:10} {value}\n")).collect();
     section(&mut text, "METRIC", &metrics(job));
@@ -81,6 +82,34 @@ fn describe(job: &JobView, page: &str) -> String {
     section(&mut text, "VERDICT", &job.failures.iter().map(failure).collect::<String>());
     section(&mut text, "CHECKPOINT", &checkpoints(job));
     text
+}
+
+/// In their order, and what follows from them.
+fn timeouts(limits: TimeoutsView) -> String {
+    let TimeoutsView {
+        collective_ms,
+        soft_ms,
+        snapshot_ms,
+        abort_ms,
+        formation_ms,
+        stop_grace_ms,
+        pause_ms,
+    } = limits;
+    let named = [
+        ("snapshot", snapshot_ms),
+        ("soft", soft_ms),
+        ("abort", abort_ms),
+        ("collective", collective_ms),
+        ("formation", formation_ms),
+        ("stop grace", stop_grace_ms),
+        ("pause", pause_ms),
+    ];
+    named.map(|(name, time)| format!("{name} {}", milliseconds(time))).join(", ")
+}
+
+/// `600ms`, `10s`
+fn milliseconds(time: u64) -> String {
+    if time.is_multiple_of(1000) { format!("{}s", time / 1000) } else { format!("{time}ms") }
 }
 
 fn section(text: &mut String, title: &str, body: &str) {

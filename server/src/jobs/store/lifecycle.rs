@@ -25,7 +25,7 @@ pub(crate) struct LockedJob {
 
 impl LockedJob {
     pub(crate) fn timeouts(&self) -> Timeouts {
-        Timeouts::from_collective(self.spec.collective_timeout())
+        self.spec.timeouts.effective()
     }
 }
 

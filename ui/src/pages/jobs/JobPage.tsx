@@ -88,6 +88,7 @@ function Heading({ job, isLive }: { job: JobView; isLive: boolean }) {
             <Fact key={name} name={name.replace("eval/", "test ")} value={number(value)} />
           ))}
         <Fact name="ranks" value={String(job.ranks)} />
+        <Fact name="timeouts" value={timeouts(job.timeouts)} />
         <Fact name="submitted" value={moment(job.created_at)} />
         {job.ended_at && (
           <Fact
@@ -98,6 +99,11 @@ function Heading({ job, isLive }: { job: JobView; isLive: boolean }) {
       </Group>
     </Stack>
   );
+}
+
+/** The limits that people look for; all of them: `lockstep show`. */
+function timeouts(limits: JobView["timeouts"]): string {
+  return `warn ${duration(limits.soft_ms)} · fail ${duration(limits.collective_ms)} · meet ${duration(limits.formation_ms)}`;
 }
 
 function Fact({ name, value }: { name: string; value: string }) {

@@ -1,7 +1,6 @@
 //! Acts out what `course` decides: starts the ranks, hears them, kills them, reports.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use camino::Utf8PathBuf;
@@ -33,10 +32,6 @@ use lockstep_service::chain;
 const HEARD_QUEUE: usize = 1024;
 /// Lines of standard error that wait.
 const LINE_QUEUE: usize = 1024;
-/// Shortest time in which ranks can leave by themselves.
-const MIN_STOP_GRACE: Duration = Duration::from_secs(2);
-/// Shortest time in which a rank can leave after its own verdict.
-const MIN_LEAVE_GRACE: Duration = Duration::from_millis(500);
 
 /// What the session tells an attempt.
 #[derive(Debug, Clone, PartialEq)]
@@ -414,13 +409,10 @@ async fn sleep_until(deadline: Option<Instant>) {
     }
 }
 
-/// Ratios of the job's one timeout: a rank that overstays is killed after abort (1/6) + 1/12 of it.
+/// How long the job grants a rank that overstays.
 fn graces(assignment: &Assignment) -> Graces {
-    let collective = assignment.spec.collective_timeout();
-    Graces {
-        stop: (collective / 4).max(MIN_STOP_GRACE),
-        leave: (collective / 4).max(MIN_LEAVE_GRACE),
-    }
+    let limits = assignment.spec.timeouts.effective();
+    Graces { stop: limits.stop_grace(), leave: limits.leave_grace() }
 }
 
 /// Short, and different for every fence: the random end of the attempt's id, and the generation.
