@@ -14,6 +14,7 @@ mod error;
 mod net;
 mod op;
 mod order;
+mod pause;
 mod plan;
 mod split;
 mod topology;

@@ -56,7 +56,8 @@ impl Site {
         let memory = self.memories[topology.node_of(rank)].as_fd();
         let network = (1 < topology.node_count()).then_some(network);
         let (threads_per_rank, record) = (2, None);
-        Join { memory, rank, topology, network, timeout, threads_per_rank, record }
+        let formation = timeout;
+        Join { memory, rank, topology, network, timeout, formation, threads_per_rank, record }
     }
 
     /// What a rank brings.
