@@ -89,6 +89,18 @@ CREATE TABLE failure (
 CREATE UNIQUE INDEX failure_has_one_verdict_per_generation ON failure (attempt_id, generation) WHERE NOT is_effect;
 CREATE INDEX failure_of_job ON failure (job_id, at DESC);
 
+-- Faults that jobs asked for and that have happened: each once.
+CREATE TABLE chaos_fault (
+    project_id  uuid NOT NULL REFERENCES project,
+    job_id      uuid NOT NULL REFERENCES job,
+    -- Its place in the job's list.
+    fault_index integer NOT NULL,
+    attempt_id  uuid NOT NULL REFERENCES attempt,
+    generation  bigint NOT NULL,
+    injected_at timestamptz NOT NULL,
+    PRIMARY KEY (job_id, fault_index)
+);
+
 CREATE TABLE checkpoint (
     checkpoint_id uuid PRIMARY KEY,
     project_id    uuid NOT NULL REFERENCES project,

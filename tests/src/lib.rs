@@ -1,15 +1,17 @@
 //! Real servers, agents and ranks on one machine, asserted from outside. Nothing here reaches into a program.
 
 mod belongings;
+mod chaos;
 mod course;
 mod namespace;
 mod process;
 mod service;
 
 pub use belongings::Belongings;
+pub use chaos::{Dice, Outcome, Reference};
 pub use course::WHOLE_JOB;
 pub use namespace::Cable;
-pub use process::{Process, is_running, kill_now, programs, repository};
+pub use process::{Process, freeze, is_running, kill_now, programs, repository};
 pub use service::{LEASE, Service};
 
 use std::time::{Duration, Instant};

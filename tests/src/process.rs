@@ -117,6 +117,15 @@ pub fn is_running(pid: i32) -> bool {
     is_there && !state.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'))
 }
 
+/// SIGSTOP to any process.
+///
+/// # Errors
+/// When there is none.
+pub fn freeze(pid: i32) -> anyhow::Result<()> {
+    let pid = Pid::from_raw(pid).context("a process id is above 0")?;
+    Ok(kill_process(pid, Signal::STOP)?)
+}
+
 /// SIGKILL to any process.
 ///
 /// # Errors

@@ -82,6 +82,7 @@ impl Timed {
             topology,
             network,
             timeout: TIMEOUT,
+            formation: TIMEOUT,
             threads_per_rank: threads,
             record: None,
             interrupt: Interrupt::default(),

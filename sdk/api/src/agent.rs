@@ -102,6 +102,8 @@ pub struct Assignment {
     pub resume: Option<ResumeFrom>,
     /// Steps that the server has heard of: ranks that go on tell again of those from here on.
     pub steps_reported: Step,
+    /// Places in `spec.chaos` of the faults that have happened.
+    pub faults_done: Vec<i32>,
     /// Good for this attempt only; ranks prove with it to each other and to the agent that they belong.
     pub attempt_key: String,
     /// How its ranks reach each other; absent when all of them share one group memory.
@@ -268,6 +270,13 @@ pub enum Report {
         rank: Rank,
         /// Its process.
         pid: i32,
+    },
+    /// A fault is about to happen that the job asked for.
+    FaultInjected {
+        /// Its place in `spec.chaos`.
+        index: i32,
+        /// When, by the node's clock.
+        at: DateTime<Utc>,
     },
     /// The group is formed and steps begin.
     GroupFormed {

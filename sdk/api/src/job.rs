@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AttemptId, AttemptOutcome, AttemptState, Blame, CheckpointId, Digest, FailureCode, FailureId,
+    FaultSpec,
     Generation, JobId, JobSpec, JobState, LogLevel, LogSource, NodeId, Phase, Rank, Step,
+    TimeoutsView,
 };
 
 /// One page of a list.
@@ -50,6 +52,8 @@ pub struct JobView {
     pub summary: JobSummary,
     /// As submitted, defaults filled in.
     pub spec: JobSpec,
+    /// Its time limits: what `spec.timeouts` says, and ratios of `collective` for the rest.
+    pub timeouts: TimeoutsView,
     /// The fencing number.
     pub generation: Generation,
     /// Newest first.
@@ -58,6 +62,8 @@ pub struct JobView {
     pub failures: Vec<FailureView>,
     /// Newest first.
     pub checkpoints: Vec<CheckpointView>,
+    /// The faults that the job asked for, in its order, and what became of them.
+    pub faults: Vec<FaultView>,
     /// The last value of each metric, by name: `eval/loss`, `eval/accuracy`, `train/loss`.
     pub metrics: std::collections::BTreeMap<String, f64>,
 }
@@ -81,12 +87,50 @@ pub struct AttemptView {
     pub steps_done: Step,
     /// Its ranks in order.
     pub ranks: Vec<RankView>,
+    /// The groups that its ranks formed, one after the other: another one after each repair.
+    pub groups: Vec<GroupView>,
     /// When it was placed.
     pub created_at: DateTime<Utc>,
     /// When its first step was done.
     pub first_step_at: Option<DateTime<Utc>>,
     /// When it ended.
     pub ended_at: Option<DateTime<Utc>>,
+}
+
+/// One process group of an attempt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct GroupView {
+    /// Fencing number.
+    pub generation: Generation,
+    /// How many ranks it has.
+    pub world_size: u32,
+    /// When it was decided on: at the placement, or once it was known who was lost.
+    pub began_at: DateTime<Utc>,
+    /// When its ranks had met.
+    pub formed_at: Option<DateTime<Utc>>,
+    /// When its first step was done.
+    pub first_step_at: Option<DateTime<Utc>>,
+}
+
+/// A fault that a job asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct FaultView {
+    /// As the job has it.
+    pub fault: FaultSpec,
+    /// When it happened.
+    pub injected_at: Option<DateTime<Utc>>,
+    /// What it was taken for.
+    pub verdict: Option<FailureCode>,
+    /// The rank that was named.
+    pub named_rank: Option<Rank>,
+    /// Seconds until the first sign of it was told.
+    pub detected_after: Option<f64>,
+    /// Seconds until it was known who was lost, and why.
+    pub named_after: Option<f64>,
+    /// Seconds until a step was done again.
+    pub repaired_after: Option<f64>,
+    /// Steps that had been done and were done once more.
+    pub steps_lost: Option<i64>,
 }
 
 /// One rank of an attempt.

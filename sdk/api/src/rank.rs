@@ -54,6 +54,9 @@ pub struct RankConfig {
     /// Steps that the server has heard of.
     #[serde(default)]
     pub steps_reported: Step,
+    /// Places in `spec.chaos` of the faults that have happened.
+    #[serde(default)]
+    pub faults_done: Vec<i32>,
     /// This rank's flight record, a file made by the agent.
     pub flight_record_path: String,
     /// The loader component.
@@ -140,6 +143,11 @@ pub enum RankMessage {
         data_epoch: i64,
         /// Position within it.
         next_position: i64,
+    },
+    /// A fault is about to happen that the job asked for. If its target is the agent, the agent makes it happen.
+    Fault {
+        /// Its place in `spec.chaos`.
+        index: i32,
     },
     /// Something broke; the rank leaves with status 1 after this.
     Failed(FailureReport),

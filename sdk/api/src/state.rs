@@ -132,6 +132,24 @@ labels! {
         /// A rank ended with an error that has no code of its own.
         RankError = "rank_error",
     }
+    /// What a fault does that a job asked for.
+    "fault_kind" FaultKind {
+        /// Ends the process, as `kill -9` does.
+        Kill = "kill",
+        /// Stops the process, as `kill -STOP` does.
+        Freeze = "freeze",
+        /// Keeps the rank from going on for a time.
+        Slow = "slow",
+        /// Flips a bit of the rank's weights.
+        Corrupt = "corrupt",
+    }
+    /// To whom a fault happens.
+    "fault_target" FaultTarget {
+        /// The rank's process.
+        Rank = "rank",
+        /// The agent of the node that the rank runs on.
+        Agent = "agent",
+    }
     /// What kind of device a slot is.
     "device_kind" DeviceKind {
         /// Processor cores.

@@ -23,8 +23,8 @@ use std::collections::BTreeSet;
 use chrono::{DateTime, Utc};
 use lockstep_api::{AttemptOutcome, AttemptState, Blame, NodeId, Rank, RankExit};
 
+use crate::Timeouts;
 use crate::lease::{LeaseTerms, delta};
-use crate::timeouts::Timeouts;
 use crate::verdict::{self, Failure, Grade, Standing};
 
 use repair::Slots;

@@ -8,7 +8,6 @@ pub mod job;
 pub mod lease;
 pub mod ledger;
 pub mod placement;
-pub mod timeouts;
 pub mod verdict;
 
 pub use attempt::{
@@ -21,5 +20,5 @@ pub use ledger::{complete_epochs, counts_below};
 pub use placement::{
     Decision, NodeOffer, Placed, Reason, Refill, Request, SlotOffer, refill, schedule,
 };
-pub use timeouts::Timeouts;
+pub use lockstep_api::Timeouts;
 pub use verdict::{Failure, Grade, Standing};

@@ -52,6 +52,7 @@ async fn assignment(
         resume,
         world_size,
         steps_reported,
+        faults_done,
         ranks,
     } = assigned;
     let train_files = files(db, project_id, &spec.data.train).await?;
@@ -75,6 +76,7 @@ async fn assignment(
         eval_files,
         resume,
         steps_reported,
+        faults_done,
         attempt_key,
         network,
     })

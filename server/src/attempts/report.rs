@@ -12,7 +12,7 @@ use sqlx::PgConnection;
 
 use crate::app::App;
 use crate::attempts::drive::Drive;
-use crate::attempts::store;
+use crate::attempts::store::{self, LockedAttempt};
 use crate::nodes;
 use crate::nodes::caller::NodeCaller;
 use crate::problem::Problem;
@@ -110,6 +110,16 @@ async fn one(
             let answer = drive.step(db, id, said(Word::Prepared)).await?;
             if answer.is_ok() {
                 store::record_prepared(db, id, node.node_id, drive.now()).await?;
+            }
+            return Ok(answer);
+        }
+        Report::FaultInjected { index, at } => {
+            let answer = last_words(drive, node, fence);
+            let attempt = drive.attempt(id).filter(|_| answer.is_ok());
+            if let Some(LockedAttempt { project_id, job_id, .. }) = attempt {
+                let fault = (*project_id, *job_id, index);
+                let at = storable_time(at);
+                progress::insert_fault(db, fault, (id, generation), at).await?;
             }
             return Ok(answer);
         }

@@ -40,6 +40,10 @@ pub(crate) async fn submit_job(
     Json(spec): Json<JobSpec>,
 ) -> Result<Response, Problem> {
     caller.require(Role::Member)?;
+    if !spec.chaos.is_empty() {
+        // It may kill agents, and with them the ranks of other jobs.
+        caller.require(Role::Admin)?;
+    }
     let key = idempotency_key(&headers)?;
     let (status, id) = match submit::submit(&app, &caller, spec, key).await? {
         Submitted::New(id) => (StatusCode::CREATED, id),

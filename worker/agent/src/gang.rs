@@ -121,6 +121,7 @@ pub(crate) mod tests {
             eval_files: Vec::new(),
             resume: None,
             steps_reported: Step(0),
+            faults_done: Vec::new(),
             attempt_key: "key".to_owned(),
             network: None,
         }

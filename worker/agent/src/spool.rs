@@ -127,6 +127,7 @@ impl Spool {
             Report::RankListens { .. }
             | Report::Prepared
             | Report::RankStarted { .. }
+            | Report::FaultInjected { .. }
             | Report::GroupFormed { .. }
             | Report::Steps { .. }
             | Report::Evaluated { .. }

@@ -37,6 +37,7 @@ impl Gradients {
             topology: Topology::one_node(world),
             network: None,
             timeout: TIMEOUT,
+            formation: TIMEOUT,
             // One more communicates.
             threads_per_rank: threads + 1,
             record: None,

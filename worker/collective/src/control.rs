@@ -21,6 +21,7 @@ use rustix::thread::sched_getcpu;
 use crate::{
     GroupError, MAX_WORLD,
     op::OpWords,
+    pause::Pause,
     verdict::{Verdict, ranks_of},
 };
 
@@ -52,7 +53,9 @@ mod at {
     pub(super) const PRESENT: usize = 8;
     pub(super) const CORE: usize = 12;
     pub(super) const BLOCKED: usize = 16;
+    pub(super) const PAUSE: usize = 24;
     pub(super) const OPS: usize = 32;
+    pub(super) const PASSED_ON: usize = 64;
     pub(super) const BALLOTS: usize = LINES + MAX_WORLD * LINE_BYTES;
     pub(super) const BALLOT_BYTES: usize = 128;
     pub(super) const END: usize = BALLOTS + 2 * MAX_WORLD * BALLOT_BYTES;
@@ -248,9 +251,22 @@ impl Control {
         self.ranks().map(|rank| (rank, theirs(rank))).find(|(_, theirs)| *theirs != op)
     }
 
-    /// Says which ranks of other nodes `rank` waits for; bit r for rank r.
+    /// Says which ranks of other nodes `rank` waits for; bit r for rank r. With none, what it passed on is over.
     pub(crate) fn set_blocked_on(&self, rank: usize, ranks: u64) {
         self.map.u64_at(self.line(rank) + at::BLOCKED).store(ranks, Ordering::Relaxed);
+        if ranks == 0 {
+            self.passed_on(rank).end();
+        }
+    }
+
+    /// The pause that `rank` has announced.
+    pub(crate) fn pause(&self, rank: usize) -> Pause<'_> {
+        Pause(self.map.u64_at(self.line(rank) + at::PAUSE))
+    }
+
+    /// The pause of those on other nodes that `rank` waits for.
+    pub(crate) fn passed_on(&self, rank: usize) -> Pause<'_> {
+        Pause(self.map.u64_at(self.line(rank) + at::PASSED_ON))
     }
 
     /// Who is at fault when `missing` are: those of another node that they themselves wait for, if any.

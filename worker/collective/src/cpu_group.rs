@@ -13,7 +13,8 @@ use std::{
 };
 
 use lockstep_shm::{
-    Combine, Dtype, FlightRecord, Found, Lease, NodeArenas, OwnArena, Reduce, Span,
+    Combine, Dtype, FlightKind, FlightOp, FlightRecord, Found, Lease, NodeArenas, OwnArena, Reduce,
+    Span,
 };
 
 use crate::{
@@ -30,6 +31,7 @@ mod collectives;
 mod faults;
 mod form;
 mod memory;
+mod pause;
 mod votes;
 
 pub use form::Join;
@@ -128,13 +130,14 @@ enum Stage {
 }
 
 /// An exchange of collective `sequence`.
-fn call(sequence: u64, stage: Stage, op: Op, timeout: Duration) -> Call {
+fn call(rank: usize, sequence: u64, stage: Stage, op: Op, timeout: Duration) -> Call {
     let stage = match stage {
         Stage::Numbers => 0,
         Stage::Notes => 1,
         Stage::Details => 2,
     };
     Call {
+        rank,
         number: EXCHANGES * sequence + stage,
         op: op.words(Phase::Exchanging),
         deadline: Deadline::after(timeout + timeout / 8),
@@ -150,12 +153,23 @@ impl CpuGroup {
         span: Span,
         body: impl FnOnce(&mut Self, &Lease) -> Result<T, GroupError>,
     ) -> Result<(Lease, T), GroupError> {
+        self.on_numbers_as(self.flight(op), op, (lease, span), body)
+    }
+
+    /// The same, under another name in the flight record.
+    fn on_numbers_as<T>(
+        &mut self,
+        flight: FlightOp,
+        op: Op,
+        (lease, span): (Lease, Span),
+        body: impl FnOnce(&mut Self, &Lease) -> Result<T, GroupError>,
+    ) -> Result<(Lease, T), GroupError> {
         let held = lease.range();
         if span.first < held.start || held.end * size_of::<f32>() < span.first * 4 + span.bytes() {
             let text = format!("{span:?} does not lie under the lease of {held:?}");
             return Err(GroupError::InvalidArgument(text));
         }
-        self.begin();
+        self.begin(flight);
         let result = self.meet(op, Phase::Entering).and_then(|()| {
             self.started();
             let result = body(self, &lease)?;
@@ -235,7 +249,7 @@ impl CpuGroup {
         let mut transfer = Transfer::new(numbers, moves, split, &self.topology, self.rank);
         self.control.set_blocked_on(self.rank, transfer.expects());
         let started = Instant::now();
-        let call = call(self.sequence, Stage::Numbers, op, self.timeout);
+        let call = call(self.rank, self.sequence, Stage::Numbers, op, self.timeout);
         let moved = transfer.run(mesh, call, &self.control);
         self.control.set_blocked_on(self.rank, 0);
         let (found, ranks) = transfer.found();
@@ -289,19 +303,31 @@ impl CpuGroup {
         self.topology.leader(self.node) == self.rank
     }
 
-    fn begin(&mut self) {
+    fn flight(&self, op: Op) -> FlightOp {
+        op.flight(self.plan.buckets.len())
+    }
+
+    /// Of the last bucket of a step.
+    fn flight_of_vote(&self, op: Op) -> FlightOp {
+        FlightOp { kind: FlightKind::Vote, ..self.flight(op) }
+    }
+
+    fn begin(&mut self, flight: FlightOp) {
         self.sequence += 1;
+        if let Some(record) = &self.record {
+            record.enter(self.sequence, flight);
+        }
     }
 
     fn started(&self) {
         if let Some(record) = &self.record {
-            record.set_started(self.sequence);
+            record.meet(self.sequence);
         }
     }
 
     fn done(&self) {
         if let Some(record) = &self.record {
-            record.set_done(self.sequence);
+            record.leave(self.sequence);
         }
     }
 }

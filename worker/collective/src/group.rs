@@ -1,6 +1,6 @@
 //! What a process group can do, whatever carries it.
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use lockstep_shm::{Combine, Dtype, Lease, Span};
 
@@ -172,6 +172,13 @@ pub trait ProcessGroup: Send + std::fmt::Debug {
 
     /// Returns once every rank has called it.
     fn barrier(&mut self) -> Result<(), GroupError>;
+
+    /// Says that this rank will be busy without entering a collective, at most for `longest` (and not longer than the
+    /// group takes): others that miss it wait so long beyond their deadline. A later call replaces it.
+    fn announce_pause(&mut self, longest: Duration);
+
+    /// Says that the pause is over: from now on the rank is missed as usual.
+    fn end_pause(&mut self);
 
     /// The way to give the group up from another thread.
     fn aborter(&self) -> Aborter;

@@ -15,6 +15,7 @@ mod interrupt;
 mod net;
 mod op;
 mod order;
+mod pause;
 mod plan;
 mod split;
 mod topology;

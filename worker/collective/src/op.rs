@@ -1,7 +1,7 @@
 //! What a round is for: written beside each line and at the head of each message, so that ranks in
 //! different places notice.
 
-use lockstep_shm::{Combine, Dtype, Span};
+use lockstep_shm::{Combine, Dtype, FlightKind, FlightOf, FlightOp, Span};
 
 use crate::Plan;
 
@@ -79,6 +79,27 @@ impl Op {
     pub(crate) fn without_numbers(kind: Kind) -> Self {
         let (dtype, combine) = (Dtype::F32, Combine::Sum);
         Self { kind, what: What::Numbers, dtype, combine, len: 0 }
+    }
+
+    /// As the flight record has it, of a plan with so many buckets.
+    pub(crate) fn flight(self, bucket_count: usize) -> FlightOp {
+        let kind = match self.kind {
+            Kind::AllReduce => FlightKind::AllReduce,
+            Kind::ReduceScatter => FlightKind::ReduceScatter,
+            Kind::AllGather => FlightKind::AllGather,
+            Kind::Broadcast => FlightKind::Broadcast,
+            Kind::Barrier => FlightKind::Barrier,
+            Kind::Formation => FlightKind::Unknown,
+        };
+        let small = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+        let of = match self.what {
+            What::Bucket(index) => {
+                FlightOf::Bucket { index: small(index), count: small(bucket_count) }
+            }
+            What::Weights => FlightOf::Weights,
+            What::Numbers => FlightOf::Numbers,
+        };
+        FlightOp { kind, of }
     }
 
     pub(crate) fn words(self, phase: Phase) -> OpWords {

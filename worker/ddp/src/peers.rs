@@ -4,7 +4,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lockstep_collective::{
-    CpuGroup, Dtype, Formed, GroupError, Lease, OwnArena, Plan, ProcessGroup as _, ReduceOp, Span,
+    CpuGroup, Dtype, Formed, GroupError, Lease, OwnArena, Plan, ProcessGroup, ReduceOp, Span,
     SumOrder, Topology, What,
 };
 use lockstep_tensor::Peers;
@@ -103,6 +103,13 @@ impl BatchPeers {
     /// Nobody waits for this rank any more: the others' sums end with an error.
     pub fn give_up(&self) {
         drop(self.lock().joined.take());
+    }
+
+    /// Does something with the group, unless it is left or given up.
+    pub(crate) fn in_group(&self, say: impl FnOnce(&mut dyn ProcessGroup)) {
+        if let Some(joined) = &mut self.lock().joined {
+            say(&mut joined.group);
+        }
     }
 
     /// Leaves without disturbing the others.

@@ -44,7 +44,6 @@ pub struct Reducer {
     more: Vec<Comm>,
     peers: Option<PeersGuard>,
     record: Option<Arc<FlightRecord>>,
-    issued: u64,
     /// The orders for the last number of grains, which seldom changes.
     orders: Option<(usize, step::Orders)>,
     /// Buckets in the order of their launch, the same on every rank.
@@ -113,7 +112,6 @@ impl Reducer {
             more: lanes,
             peers,
             record,
-            issued: 0,
             orders: None,
             digest: Digest::EMPTY,
             unused: Vec::new(),
@@ -296,16 +294,8 @@ impl Reducer {
         }
     }
 
-    fn issue(&mut self) {
-        self.issued += 1;
-        if let Some(record) = &self.record {
-            record.set_issued(self.issued);
-        }
-    }
-
-    fn between_steps(&mut self, operation: &str) {
+    fn between_steps(&self, operation: &str) {
         assert!(self.step.is_none(), "{operation} during a step");
-        self.issue();
     }
 
     fn current(&self) -> &Current {

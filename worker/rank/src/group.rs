@@ -50,7 +50,8 @@ pub(crate) fn begin_forming(
         }
         None => None,
     };
-    let timeout = config.spec.collective_timeout();
+    let limits = config.spec.timeouts.effective();
+    let (timeout, formation) = (limits.collective(), limits.formation());
     let computing = config.spec.train.threads as usize;
     let (layout, record) = (Arc::clone(layout), Some(Arc::clone(position.record())));
     let interrupt = Interrupt::default();
@@ -60,7 +61,17 @@ pub(crate) fn begin_forming(
         // Those that compute, and those that communicate.
         let threads_per_rank = computing + reducer_config.groups;
         let memory = memory.as_fd();
-        let join = Join { memory, rank, topology, network, timeout, threads_per_rank, record, interrupt };
+        let join = Join {
+            memory,
+            rank,
+            topology,
+            network,
+            timeout,
+            formation,
+            threads_per_rank,
+            record,
+            interrupt,
+        };
         Reducer::new(join, layout, reducer_config)
     };
     thread::Builder::new()

@@ -40,6 +40,7 @@ mod schedule;
 mod run;
 
 mod descriptors;
+mod faults;
 mod link;
 mod position;
 mod recover;

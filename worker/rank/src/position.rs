@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use lockstep_api::{Phase, Step};
 use lockstep_shm::FlightRecord;
 
+use crate::faults::Faults;
 use crate::timeline::Timeline;
 
 /// Writes to the flight record, which cannot be read back by its writer, so it is also kept here; and to the timeline.
@@ -14,6 +15,7 @@ pub(crate) struct Position {
     record: Arc<FlightRecord>,
     now: Arc<Now>,
     timeline: Timeline,
+    faults: Faults,
 }
 
 #[derive(Debug, Default)]
@@ -24,8 +26,8 @@ struct Now {
 
 impl Position {
     /// Wraps the record; the phase is `starting`, the step 0.
-    pub(crate) fn new(record: FlightRecord, timeline: Timeline) -> Self {
-        let position = Self { record: Arc::new(record), now: Arc::default(), timeline };
+    pub(crate) fn new(record: FlightRecord, timeline: Timeline, faults: Faults) -> Self {
+        let position = Self { record: Arc::new(record), now: Arc::default(), timeline, faults };
         position.enter(Phase::Starting);
         // Not a step of the timeline: none is done before the first one begins.
         position.record.set_step(0);
@@ -47,6 +49,12 @@ impl Position {
         self.timeline.enter(phase);
         self.now.phase.store(phase as u32, Ordering::Relaxed);
         self.record.set_phase(phase as u32);
+        self.faults.enter(Step(self.now.step.load(Ordering::Relaxed)), phase);
+    }
+
+    /// What is to happen to this rank on purpose.
+    pub(crate) fn faults(&self) -> &Faults {
+        &self.faults
     }
 
     /// A new step begins.

@@ -10,6 +10,7 @@ use lockstep_service::chain;
 use lockstep_shm::FlightRecord;
 
 use crate::failure::Failure;
+use crate::faults::Faults;
 use crate::link::{AgentLink, STATUS_PANIC, leave};
 use crate::position::Position;
 use crate::recover::Joining;
@@ -41,7 +42,7 @@ pub fn run(config: &RankConfig) -> anyhow::Result<u8> {
         .with_context(|| format!("making the flight record {}", config.flight_record_path))?;
     let timeline = Timeline::start(&config.spec.trace, config.rank, &link)
         .context("starting the thread of the timeline")?;
-    let position = Position::new(record, timeline);
+    let position = Position::new(record, timeline, Faults::new(config, &link));
     report_panics(config, &link, &position);
     if train(config, &link, &position).is_err() {
         return Ok(STATUS_FAILED);

@@ -16,6 +16,7 @@ mod arena;
 mod buffer;
 mod copy;
 mod dtype;
+mod entry;
 mod fused;
 mod futex;
 mod group_memory;
@@ -29,6 +30,7 @@ pub use arena::{ArenaShape, Lease, OwnArena};
 pub use buffer::Buffer;
 pub use copy::{copy, copy_streaming};
 pub use dtype::{Combine, Dtype};
+pub use entry::{FlightKind, FlightOf, FlightOp};
 pub use futex::{Waited, wait_until, wake_all};
 pub use group_memory::{
     CONTROL_BYTES, create_group_memory, group_memory_bytes, inherited_group_memory,
@@ -36,6 +38,8 @@ pub use group_memory::{
 };
 pub use mapping::{Mapping, PAGE_BYTES, page_aligned};
 pub use node_arenas::{NodeArenas, Source, Span};
-pub use record::{FlightPosition, FlightReader, FlightRecord, monotonic_ns};
+pub use record::{
+    FlightEntry, FlightPosition, FlightReader, FlightRecord, RING_ENTRIES, monotonic_ns,
+};
 pub use reduce::{CHUNK_LEN, Found, Reduce, SumOp, Term};
 pub use socket::inherited_socket;

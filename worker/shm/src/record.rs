@@ -1,7 +1,15 @@
-//! The flight record: where a rank is, in a file that outlives it.
+//! The flight record: where a rank is, and what it did last, in a file that outlives it.
 //!
 //! The rank stores into mapped pages, which the kernel keeps whatever kills the process; the agent
 //! reads the same pages through the file and never maps it, so no rank can make it fault.
+//!
+//! # What is counted
+//!
+//! Collectives of one group (of several lanes: the first), from 1 since it formed. All ranks start the same ones in the
+//! same order, so a number means the same collective everywhere. A rank has *entered* one when its communication
+//! thread says to the others that it is there, it has *met* them once all ranks of its node are there, and has *left*
+//! it when the result is in. Between entering and leaving it waits for others or works with them. Behind the header
+//! lies a ring of the last [`RING_ENTRIES`] of them.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,11 +24,13 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-use crate::{Mapping, PAGE_BYTES};
+use crate::{Mapping, PAGE_BYTES, entry::FlightOp};
 
 /// "LKSFLREC", so that no other file is taken for a record.
 const MAGIC: u64 = u64::from_be_bytes(*b"LKSFLREC");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// Collectives that are remembered. A power of two.
+pub const RING_ENTRIES: usize = 4096;
 
 /// Byte offsets of the header's words.
 mod at {
@@ -30,15 +40,32 @@ mod at {
     pub(super) const PID: usize = 16;
     pub(super) const PHASE: usize = 20;
     pub(super) const STEP: usize = 24;
-    pub(super) const ISSUED: usize = 32;
-    pub(super) const STARTED: usize = 40;
-    pub(super) const DONE: usize = 48;
+    pub(super) const ENTERED: usize = 32;
+    pub(super) const MET: usize = 40;
+    pub(super) const LEFT: usize = 48;
     pub(super) const UPDATED: usize = 56;
     pub(super) const PHASE_SINCE: usize = 64;
-    pub(super) const END: usize = 72;
+    pub(super) const ENTERED_SINCE: usize = 72;
+    pub(super) const OP: usize = 80;
+    pub(super) const PAUSED_UNTIL: usize = 88;
+    pub(super) const END: usize = 96;
 }
 
-/// What a record says.
+/// Byte offsets of an entry's words, and its size. The rest of it is room for later.
+mod of_entry {
+    pub(super) const SEQUENCE: usize = 0;
+    pub(super) const STEP: usize = 8;
+    pub(super) const OP: usize = 16;
+    pub(super) const ENTERED: usize = 24;
+    pub(super) const MET: usize = 32;
+    pub(super) const LEFT: usize = 40;
+    pub(super) const END: usize = 48;
+    pub(super) const BYTES: usize = 128;
+}
+
+const FILE_BYTES: usize = PAGE_BYTES + RING_ENTRIES * of_entry::BYTES;
+
+/// What a record says. Times are the node's monotonic clock, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlightPosition {
     /// Whose record it is.
@@ -49,16 +76,46 @@ pub struct FlightPosition {
     pub phase: u32,
     /// The step it is in; -1 before the first.
     pub step: i64,
-    /// Collectives handed to the communication thread.
-    pub issued: u64,
-    /// Collectives that every rank has entered.
-    pub started: u64,
-    /// Collectives that are over.
-    pub done: u64,
-    /// When anything of this last changed: the node's monotonic clock.
+    /// The last collective that it entered; 0 before the first of its group.
+    pub entered: u64,
+    /// The last collective in which it has met all ranks of its node.
+    pub met: u64,
+    /// The last collective that it left.
+    pub left: u64,
+    /// What the last collective that it entered is.
+    pub op: FlightOp,
+    /// When it entered that.
+    pub entered_ns: u64,
+    /// When anything of this last changed.
     pub updated_ns: u64,
-    /// Since when it is in this phase: the node's monotonic clock.
+    /// Since when it is in this phase.
     pub phase_since_ns: u64,
+    /// Until when it has announced a pause; 0 when it has announced none.
+    pub paused_until_ns: u64,
+}
+
+impl FlightPosition {
+    /// Whether it is in a collective.
+    pub fn is_inside(&self) -> bool {
+        self.left < self.entered
+    }
+}
+
+/// One collective of a rank's past. Times are the node's monotonic clock, nanoseconds; 0 where it had not come so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlightEntry {
+    /// Its number.
+    pub sequence: u64,
+    /// The step that the rank was in.
+    pub step: i64,
+    /// What it is.
+    pub op: FlightOp,
+    /// When the rank entered it.
+    pub entered_ns: u64,
+    /// When all ranks of the node were there.
+    pub met_ns: u64,
+    /// When it was over.
+    pub left_ns: u64,
 }
 
 /// The writing end, held by the rank.
@@ -78,8 +135,8 @@ impl FlightRecord {
         let mut options = OpenOptions::new();
         let mut file = options.read(true).write(true).create_new(true).mode(0o600).open(path)?;
         // Written out, so that a full disk is an error here and not a fault at a later store.
-        file.write_all(&[0; PAGE_BYTES])?;
-        let record = Self { map: Mapping::of_file(&file, PAGE_BYTES, PAGE_BYTES)? };
+        file.write_all(&vec![0; FILE_BYTES])?;
+        let record = Self { map: Mapping::of_file(&file, FILE_BYTES, FILE_BYTES)? };
         let pid = getpid().as_raw_nonzero().get().cast_unsigned();
         record.map.u32_at(at::VERSION).store(VERSION, Ordering::Relaxed);
         record.map.u32_at(at::RANK).store(rank, Ordering::Relaxed);
@@ -108,19 +165,58 @@ impl FlightRecord {
         self.store(at::STEP, step.cast_unsigned());
     }
 
-    /// Collective number `sequence` was handed to the communication thread.
-    pub fn set_issued(&self, sequence: u64) {
-        self.store(at::ISSUED, sequence);
+    /// The rank enters collective number `sequence`: says to the others that it is there. Whatever it was in before is over.
+    pub fn enter(&self, sequence: u64, op: FlightOp) {
+        let now = monotonic_ns();
+        let entry = entry_at(sequence);
+        // No reader takes an entry for whole that is being written.
+        self.map.u64_at(entry + of_entry::SEQUENCE).store(0, Ordering::Release);
+        let step = self.map.u64_at(at::STEP).load(Ordering::Relaxed);
+        let words = [
+            (of_entry::STEP, step),
+            (of_entry::OP, op.word()),
+            (of_entry::ENTERED, now),
+            (of_entry::MET, 0),
+            (of_entry::LEFT, 0),
+        ];
+        for (offset, word) in words {
+            self.map.u64_at(entry + offset).store(word, Ordering::Relaxed);
+        }
+        self.map.u64_at(entry + of_entry::SEQUENCE).store(sequence, Ordering::Release);
+        let before = sequence.saturating_sub(1);
+        let words = [
+            (at::OP, op.word()),
+            (at::ENTERED_SINCE, now),
+            (at::MET, before),
+            (at::LEFT, before),
+            (at::ENTERED, sequence),
+        ];
+        for (offset, word) in words {
+            self.map.u64_at(offset).store(word, Ordering::Release);
+        }
+        self.map.u64_at(at::UPDATED).store(now, Ordering::Release);
     }
 
-    /// Every rank has entered collective number `sequence`.
-    pub fn set_started(&self, sequence: u64) {
-        self.store(at::STARTED, sequence);
+    /// Every rank of the node has entered collective number `sequence`.
+    pub fn meet(&self, sequence: u64) {
+        self.pass(sequence, at::MET, of_entry::MET);
     }
 
     /// Collective number `sequence` is over.
-    pub fn set_done(&self, sequence: u64) {
-        self.store(at::DONE, sequence);
+    pub fn leave(&self, sequence: u64) {
+        self.pass(sequence, at::LEFT, of_entry::LEFT);
+    }
+
+    /// Says until when others need not miss this rank: the node's monotonic clock; 0 when they may again.
+    pub fn set_paused_until(&self, until_ns: u64) {
+        self.store(at::PAUSED_UNTIL, until_ns);
+    }
+
+    fn pass(&self, sequence: u64, offset: usize, of_entry: usize) {
+        let now = monotonic_ns();
+        self.map.u64_at(entry_at(sequence) + of_entry).store(now, Ordering::Relaxed);
+        self.map.u64_at(offset).store(sequence, Ordering::Release);
+        self.map.u64_at(at::UPDATED).store(now, Ordering::Release);
     }
 
     fn store(&self, offset: usize, value: u64) {
@@ -145,33 +241,73 @@ impl FlightReader {
     /// # Errors
     /// When the file is no record, or not yet one.
     pub fn read(&self) -> io::Result<FlightPosition> {
-        let mut header = [0; at::END];
-        self.file.read_exact_at(&mut header, 0)?;
+        let header = self.words::<{ at::END / 8 }>(0)?;
+        let word = |offset: usize| header[offset / 8];
         let small = |offset: usize| {
-            let mut word = [0; 4];
-            word.copy_from_slice(&header[offset..offset + 4]);
-            u32::from_ne_bytes(word)
+            // Two halves share a word, in the machine's order.
+            let halves = word(offset - offset % 8).to_ne_bytes();
+            u32::from_ne_bytes(std::array::from_fn(|index| halves[offset % 8 + index]))
         };
-        let large = |offset: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&header[offset..offset + 8]);
-            u64::from_ne_bytes(word)
-        };
-        if large(at::MAGIC) != MAGIC || small(at::VERSION) != VERSION {
+        if word(at::MAGIC) != MAGIC || small(at::VERSION) != VERSION {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not a flight record"));
         }
         Ok(FlightPosition {
             rank: small(at::RANK),
             pid: small(at::PID),
             phase: small(at::PHASE),
-            step: large(at::STEP).cast_signed(),
-            issued: large(at::ISSUED),
-            started: large(at::STARTED),
-            done: large(at::DONE),
-            updated_ns: large(at::UPDATED),
-            phase_since_ns: large(at::PHASE_SINCE),
+            step: word(at::STEP).cast_signed(),
+            entered: word(at::ENTERED),
+            met: word(at::MET),
+            left: word(at::LEFT),
+            op: FlightOp::of_word(word(at::OP)),
+            entered_ns: word(at::ENTERED_SINCE),
+            updated_ns: word(at::UPDATED),
+            phase_since_ns: word(at::PHASE_SINCE),
+            paused_until_ns: word(at::PAUSED_UNTIL),
         })
     }
+
+    /// The last collectives of the rank, at most `count` of them, oldest first. Those that it is just writing, or has
+    /// forgotten, are left out.
+    ///
+    /// # Errors
+    /// As [`FlightReader::read`].
+    pub fn tail(&self, count: usize) -> io::Result<Vec<FlightEntry>> {
+        let last = self.read()?.entered;
+        let count = u64::try_from(count.min(RING_ENTRIES)).unwrap_or(0);
+        let mut entries = Vec::new();
+        for sequence in last.saturating_sub(count) + 1..last + 1 {
+            let words = self.words::<{ of_entry::END / 8 }>(entry_at(sequence))?;
+            let word = |offset: usize| words[offset / 8];
+            if word(of_entry::SEQUENCE) == sequence {
+                entries.push(FlightEntry {
+                    sequence,
+                    step: word(of_entry::STEP).cast_signed(),
+                    op: FlightOp::of_word(word(of_entry::OP)),
+                    entered_ns: word(of_entry::ENTERED),
+                    met_ns: word(of_entry::MET),
+                    left_ns: word(of_entry::LEFT),
+                });
+            }
+        }
+        Ok(entries)
+    }
+
+    fn words<const N: usize>(&self, offset: usize) -> io::Result<[u64; N]> {
+        let mut bytes = vec![0; 8 * N];
+        self.file.read_exact_at(&mut bytes, offset as u64)?;
+        let mut words = [0; N];
+        for (word, octets) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *word = u64::from_ne_bytes(*octets);
+        }
+        Ok(words)
+    }
+}
+
+/// Where in the file the entry of a collective lies.
+fn entry_at(sequence: u64) -> usize {
+    let index = usize::try_from(sequence % RING_ENTRIES as u64).unwrap_or(0);
+    PAGE_BYTES + index * of_entry::BYTES
 }
 
 /// Now, on the clock that [`FlightPosition`] uses; the same for every process of a node.

@@ -10,7 +10,12 @@ use std::{
     thread,
 };
 
-use lockstep_shm::{FlightPosition, FlightRecord};
+use lockstep_shm::{
+    FlightEntry, FlightKind, FlightOf, FlightOp, FlightPosition, FlightRecord, RING_ENTRIES,
+};
+
+const BUCKET: FlightOp =
+    FlightOp { kind: FlightKind::AllReduce, of: FlightOf::Bucket { index: 2, count: 9 } };
 
 /// The other process: writes the record that standard input names, says so, and waits to be killed.
 #[test]
@@ -21,9 +26,13 @@ fn writer() {
     let record = FlightRecord::create(path.trim_end(), 3).unwrap();
     record.set_step(41);
     record.set_phase(5);
-    record.set_issued(9);
-    record.set_started(8);
-    record.set_done(7);
+    for sequence in 1..=8 {
+        record.enter(sequence, BUCKET);
+        record.meet(sequence);
+        record.leave(sequence);
+    }
+    record.enter(9, BUCKET);
+    record.set_paused_until(77);
     io::stderr().write_all(b"written\n").unwrap();
     thread::park();
 }
@@ -56,15 +65,51 @@ fn a_killed_process_leaves_its_last_position() {
         pid,
         phase,
         step,
-        issued,
-        started,
-        done,
+        entered,
+        met,
+        left,
+        op,
+        entered_ns,
         updated_ns,
         phase_since_ns,
+        paused_until_ns,
     } = position;
     assert_eq!((rank, pid, phase, step), (3, child.id(), 5, 41));
-    assert_eq!((issued, started, done), (9, 8, 7));
-    assert!(0 < phase_since_ns && phase_since_ns <= updated_ns);
+    assert_eq!((entered, met, left, op, paused_until_ns), (9, 8, 8, BUCKET, 77));
+    assert!(position.is_inside());
+    assert!(0 < phase_since_ns && phase_since_ns <= entered_ns && entered_ns <= updated_ns);
+
+    let tail = FlightRecord::open(&path).unwrap().tail(3).unwrap();
+    let [FlightEntry { sequence: 7, .. }, before, last] = &tail[..] else { panic!("{tail:?}") };
+    assert!(before.entered_ns <= before.met_ns && before.met_ns <= before.left_ns);
+    assert_eq!((last.sequence, last.step, last.op), (9, 41, BUCKET));
+    assert_eq!((last.entered_ns, last.met_ns, last.left_ns), (entered_ns, 0, 0));
+}
+
+#[test]
+fn the_ring_keeps_the_last_collectives_and_another_group_begins_again_from_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("record");
+    let record = FlightRecord::create(&path, 0).unwrap();
+    let reader = FlightRecord::open(&path).unwrap();
+    assert_eq!(reader.tail(16).unwrap(), []);
+    let last = RING_ENTRIES as u64 + 5;
+    for sequence in 1..=last {
+        record.enter(sequence, BUCKET);
+        record.leave(sequence);
+    }
+    let numbers = |count| -> Vec<u64> {
+        reader.tail(count).unwrap().iter().map(|entry| entry.sequence).collect()
+    };
+    assert_eq!(numbers(3), [last - 2, last - 1, last]);
+    assert_eq!(numbers(usize::MAX), (6..=last).collect::<Vec<_>>());
+    assert!(!reader.read().unwrap().is_inside());
+    // Of a group that formed anew: what the old one had left is no longer in the way.
+    record.enter(1, FlightOp::default());
+    let position = reader.read().unwrap();
+    assert_eq!((position.entered, position.left), (1, 0));
+    assert!(position.is_inside());
+    assert_eq!(numbers(16), [1]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! relative to the file; the client uploads them and puts digests in their place. Over REST they are
 //! digests (`sha256:…`) or, for data, the name of a registered dataset.
 
+mod chaos;
 mod check;
 mod count;
 mod ddp;
@@ -14,6 +15,7 @@ mod parse;
 mod schedule;
 mod shapes;
 mod tagged;
+mod timeouts;
 mod trace;
 mod train;
 
@@ -27,6 +29,7 @@ use serde_json::Value;
 
 use crate::DeviceKind;
 
+pub use chaos::*;
 pub use check::{MAX_PARAMETERS, MAX_STEPS};
 pub use ddp::*;
 pub use layers::*;
@@ -35,6 +38,7 @@ pub use optimizer::*;
 pub use parse::*;
 pub use schedule::*;
 pub use shapes::LayerMisfit;
+pub use timeouts::*;
 pub use trace::*;
 pub use train::*;
 
@@ -75,6 +79,9 @@ pub struct JobSpec {
     /// Of which steps a timeline is kept.
     #[serde(default)]
     pub trace: TraceSpec,
+    /// Faults that happen on purpose. Only admins may ask for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chaos: Vec<FaultSpec>,
     /// Free text for the owner's own use: at most 32 pairs.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
@@ -162,20 +169,6 @@ pub struct SlotSpec {
 impl Default for SlotSpec {
     fn default() -> Self {
         Self { device: DeviceKind::Cpu, cores: 1, memory_mib: 512 }
-    }
-}
-
-/// Time limits. All others are ratios of `collective`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct TimeoutSpec {
-    /// Longest wait for a collective: a number and a unit (`ms`, `s`, `m`). 500ms to 60m.
-    pub collective: String,
-}
-
-impl Default for TimeoutSpec {
-    fn default() -> Self {
-        Self { collective: "60s".to_owned() }
     }
 }
 

@@ -143,7 +143,7 @@ fn bad_duration(text: &str) -> String {
 impl JobSpec {
     /// `timeouts.collective` as a duration. Call on a checked spec.
     pub fn collective_timeout(&self) -> Duration {
-        parse_duration(&self.timeouts.collective).unwrap_or(Duration::from_secs(60))
+        self.timeouts.effective().collective()
     }
 }
 

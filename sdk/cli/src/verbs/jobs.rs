@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use chrono::{DateTime, Local, Utc};
-use lockstep_api::{AttemptView, FailureView, JobSummary, JobView, ListJobs};
+use lockstep_api::{AttemptView, FailureView, FaultSpec, FaultTarget, FaultView, JobSummary, JobView, ListJobs, TimeoutsView};
 
 use crate::args::{Global, JobArgs, PsArgs};
 use crate::out::{Out, bytes, number, or_dash, table};
@@ -74,13 +74,68 @@ fn describe(job: &JobView, page: &str) -> String {
     facts.push(("ranks", summary.ranks.to_string()));
     facts.push(("steps", steps(summary)));
     facts.extend(summary.loss.map(|loss| ("loss", number(loss))));
+    facts.push(("timeouts", timeouts(job.timeouts)));
     let mut text: String =
         facts.iter().map(|(name, value)| format!("{name:10} {value}\n")).collect();
     section(&mut text, "METRIC", &metrics(job));
     section(&mut text, "ATTEMPT", &attempts(&job.attempts));
     section(&mut text, "VERDICT", &job.failures.iter().map(failure).collect::<String>());
+    section(&mut text, "FAULT", &job.faults.iter().map(fault).collect::<String>());
     section(&mut text, "CHECKPOINT", &checkpoints(job));
     text
+}
+
+/// `kill of rank 1 in step 50, forward: peer_gone of rank 1, detected after 0.02 s, named 0.03 s, repaired 0.31 s, 0 steps lost`
+fn fault(fault: &FaultView) -> String {
+    let FaultSpec { kind, target, rank, step, phase, .. } = fault.fault;
+    let whom = match target {
+        FaultTarget::Rank => format!("rank {rank}"),
+        FaultTarget::Agent => format!("the agent of rank {rank}"),
+    };
+    let what = format!("{kind} of {whom} in step {step}, {phase}");
+    if fault.injected_at.is_none() {
+        return format!("{what}: has not happened\n");
+    }
+    let verdict = fault.verdict.map_or_else(|| "no verdict".to_owned(), |code| code.to_string());
+    let named = fault.named_rank.map_or_else(String::new, |rank| format!(" of rank {rank}"));
+    let after = |what: &str, seconds: Option<f64>| {
+        seconds.map_or_else(String::new, |seconds| format!(", {what} after {seconds:.2} s"))
+    };
+    let lost = fault.steps_lost.map_or_else(String::new, |lost| format!(", {lost} steps lost"));
+    format!(
+        "{what}: {verdict}{named}{}{}{}{lost}\n",
+        after("detected", fault.detected_after),
+        after("named", fault.named_after),
+        after("repaired", fault.repaired_after),
+    )
+}
+
+/// In their order, and what follows from them.
+fn timeouts(limits: TimeoutsView) -> String {
+    let TimeoutsView {
+        collective_ms,
+        soft_ms,
+        snapshot_ms,
+        abort_ms,
+        formation_ms,
+        stop_grace_ms,
+        pause_ms,
+    } = limits;
+    let named = [
+        ("snapshot", snapshot_ms),
+        ("soft", soft_ms),
+        ("abort", abort_ms),
+        ("collective", collective_ms),
+        ("formation", formation_ms),
+        ("stop grace", stop_grace_ms),
+        ("pause", pause_ms),
+    ];
+    named.map(|(name, time)| format!("{name} {}", milliseconds(time))).join(", ")
+}
+
+/// `600ms`, `10s`
+fn milliseconds(time: u64) -> String {
+    if time.is_multiple_of(1000) { format!("{}s", time / 1000) } else { format!("{time}ms") }
 }
 
 fn section(text: &mut String, title: &str, body: &str) {
@@ -109,6 +164,14 @@ fn attempts(attempts: &[AttemptView]) -> String {
             attempt.generation
         )
         .expect("a String takes everything");
+        for group in attempt.groups.iter().skip(1) {
+            let repaired = group.first_step_at.map_or_else(
+                || "no step yet".to_owned(),
+                |at| format!("first step after {:.2} s", (at - group.began_at).as_seconds_f64()),
+            );
+            writeln!(text, "   repaired in place, generation {}: {repaired}", group.generation)
+                .expect("a String takes everything");
+        }
         for rank in &attempt.ranks {
             let place = rank.pid.map_or_else(String::new, |pid| format!(" pid {pid}"));
             let phase = rank.phase.map_or_else(String::new, |phase| format!(" {phase}"));

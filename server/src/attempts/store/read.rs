@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use lockstep_api::{
-    AssignedRank, AttemptId, AttemptOutcome, AttemptState, AttemptView, CheckpointId, Generation, JobId, NodeId,
+    AssignedRank, AttemptId, AttemptOutcome, AttemptState, AttemptView, CheckpointId, Generation, GroupView,
+    JobId, NodeId,
     Phase, ProjectId, Rank, RankView, Step,
 };
 use sqlx::types::Uuid;
@@ -28,7 +29,8 @@ pub(crate) async fn views(db: &mut PgConnection, job: JobId) -> sqlx::Result<Vec
     .fetch_all(&mut *db)
     .await?;
     let ids: Vec<Uuid> = rows.iter().map(|row| row.id.0).collect();
-    let mut ranks = ranks(db, &ids).await?;
+    let mut ranks = ranks(&mut *db, &ids).await?;
+    let mut groups = groups(db, &ids).await?;
     let views = rows.into_iter().map(|row| AttemptView {
         id: row.id,
         number: row.number,
@@ -38,11 +40,39 @@ pub(crate) async fn views(db: &mut PgConnection, job: JobId) -> sqlx::Result<Vec
         first_step: row.first_step,
         steps_done: row.steps_done,
         ranks: ranks.remove(&row.id).unwrap_or_default(),
+        groups: groups.remove(&row.id).unwrap_or_default(),
         created_at: row.created_at,
         first_step_at: row.first_step_at,
         ended_at: row.ended_at,
     });
     Ok(views.collect())
+}
+
+async fn groups(
+    db: &mut PgConnection,
+    attempts: &[Uuid],
+) -> sqlx::Result<BTreeMap<AttemptId, Vec<GroupView>>> {
+    let rows = query!(
+        r#"
+        SELECT attempt_id AS "attempt_id: AttemptId", generation AS "generation: Generation", world_size, began_at,
+               formed_at, first_step_at
+        FROM group_generation WHERE attempt_id = ANY($1) ORDER BY attempt_id, generation
+        "#,
+        attempts,
+    )
+    .fetch_all(db)
+    .await?;
+    let mut groups: BTreeMap<AttemptId, Vec<GroupView>> = BTreeMap::new();
+    for row in rows {
+        groups.entry(row.attempt_id).or_default().push(GroupView {
+            generation: row.generation,
+            world_size: row.world_size.unsigned_abs(),
+            began_at: row.began_at,
+            formed_at: row.formed_at,
+            first_step_at: row.first_step_at,
+        });
+    }
+    Ok(groups)
 }
 
 async fn ranks(
@@ -155,6 +185,7 @@ pub(crate) struct Assigned {
     pub(crate) resume: Option<CheckpointId>,
     pub(crate) world_size: i64,
     pub(crate) steps_reported: Step,
+    pub(crate) faults_done: Vec<i32>,
     /// In order.
     pub(crate) ranks: Vec<AssignedRank>,
 }
@@ -170,6 +201,8 @@ pub(crate) async fn assigned(db: &mut PgConnection, node: NodeId) -> sqlx::Resul
             job_id AS "job_id: JobId", generation AS "generation: Generation", state AS "state: AttemptState",
             attempt_key, resume_checkpoint_id AS "resume: CheckpointId", rank AS "rank: Rank", slot_index, process,
             first_generation, steps_done AS "steps_reported: Step",
+            ARRAY(SELECT fault_index FROM chaos_fault AS f WHERE f.job_id = attempt.job_id ORDER BY fault_index)
+                AS "faults_done!",
             (SELECT min(m.first_generation) FROM group_member AS m WHERE m.attempt_id = attempt.attempt_id)
                 AS "begun_under!",
             (SELECT count(DISTINCT m.rank) FROM group_member AS m WHERE m.attempt_id = attempt.attempt_id)
@@ -204,6 +237,7 @@ pub(crate) async fn assigned(db: &mut PgConnection, node: NodeId) -> sqlx::Resul
                 resume: row.resume,
                 world_size: row.world_size,
                 steps_reported: row.steps_reported,
+                faults_done: row.faults_done,
                 ranks: vec![place],
             }),
         }

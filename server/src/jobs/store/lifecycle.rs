@@ -25,7 +25,7 @@ pub(crate) struct LockedJob {
 
 impl LockedJob {
     pub(crate) fn timeouts(&self) -> Timeouts {
-        Timeouts::from_collective(self.spec.collective_timeout())
+        self.spec.timeouts.effective()
     }
 
     /// Whether each of its ranks has all of the state: not if the optimizer's is in parts, or ranks go their own way.

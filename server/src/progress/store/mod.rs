@@ -2,6 +2,7 @@
 
 mod events;
 mod failures;
+mod faults;
 mod ledger;
 mod log;
 mod metrics;
@@ -9,6 +10,7 @@ mod timeline;
 
 pub(crate) use events::{append_events, events_after};
 pub(crate) use failures::{NewFailure, insert_failure, promote_suspect, suspects, verdicts};
+pub(crate) use faults::{faults, insert_fault};
 pub(crate) use ledger::{insert_entries, ledger};
 pub(crate) use log::{LogQuery, insert_lines, log};
 pub(crate) use metrics::{LOSS, Point, insert_points, latest_losses, latest_values, series};

@@ -650,6 +650,8 @@ export interface components {
             attempt_key: string;
             /** @description Files of the evaluation dataset. */
             eval_files: components["schemas"]["DatasetFile"][];
+            /** @description Places in `spec.chaos` of the faults that have happened. */
+            faults_done: number[];
             /** @description Fencing number, sent back with every word about it. */
             generation: components["schemas"]["Generation"];
             /** @description Whether its ranks should finish the step they are in and leave (a cancel). They are killed after the grace. */
@@ -708,6 +710,8 @@ export interface components {
             first_step_at?: string | null;
             /** @description Fencing number it was placed under. */
             generation: components["schemas"]["Generation"];
+            /** @description The groups that its ranks formed, one after the other: another one after each repair. */
+            groups: components["schemas"]["GroupView"][];
             /** @description Its id. */
             id: components["schemas"]["AttemptId"];
             /**
@@ -1251,6 +1255,66 @@ export interface components {
             signal?: number | null;
             step?: components["schemas"]["Step"] | null;
         };
+        /**
+         * @description What a fault does that a job asked for.
+         * @enum {string}
+         */
+        FaultKind: "kill" | "freeze" | "slow" | "corrupt";
+        /** @description One fault. It happens once, however often its step is done again. */
+        FaultSpec: {
+            /** @description What happens. */
+            kind: components["schemas"]["FaultKind"];
+            /**
+             * Format: int64
+             * @description How long a `slow` rank does nothing. 1 to 600000.
+             */
+            milliseconds?: number;
+            /** @description When the rank begins this part of the step; for `evaluation` and `checkpoint`, of those that follow it. */
+            phase?: components["schemas"]["Phase"];
+            /** @description Which rank. Below `gang.ranks`. */
+            rank: components["schemas"]["Rank"];
+            /** @description In which optimizer step. */
+            step: components["schemas"]["Step"];
+            /** @description To whom: a rank, or the agent of the node that it runs on. */
+            target?: components["schemas"]["FaultTarget"];
+        };
+        /**
+         * @description To whom a fault happens.
+         * @enum {string}
+         */
+        FaultTarget: "rank" | "agent";
+        /** @description A fault that a job asked for. */
+        FaultView: {
+            /**
+             * Format: double
+             * @description Seconds until the first sign of it was told.
+             */
+            detected_after?: number | null;
+            /** @description As the job has it. */
+            fault: components["schemas"]["FaultSpec"];
+            /**
+             * Format: date-time
+             * @description When it happened.
+             */
+            injected_at?: string | null;
+            /**
+             * Format: double
+             * @description Seconds until it was known who was lost, and why.
+             */
+            named_after?: number | null;
+            named_rank?: components["schemas"]["Rank"] | null;
+            /**
+             * Format: double
+             * @description Seconds until a step was done again.
+             */
+            repaired_after?: number | null;
+            /**
+             * Format: int64
+             * @description Steps that had been done and were done once more.
+             */
+            steps_lost?: number | null;
+            verdict?: components["schemas"]["FailureCode"] | null;
+        };
         /** @description An attempt under its fence. */
         Fence: {
             /** @description The attempt. */
@@ -1374,6 +1438,31 @@ export interface components {
              */
             weight_decay?: number | null;
         };
+        /** @description One process group of an attempt. */
+        GroupView: {
+            /**
+             * Format: date-time
+             * @description When it was decided on: at the placement, or once it was known who was lost.
+             */
+            began_at: string;
+            /**
+             * Format: date-time
+             * @description When its first step was done.
+             */
+            first_step_at?: string | null;
+            /**
+             * Format: date-time
+             * @description When its ranks had met.
+             */
+            formed_at?: string | null;
+            /** @description Fencing number. */
+            generation: components["schemas"]["Generation"];
+            /**
+             * Format: int32
+             * @description How many ranks it has.
+             */
+            world_size: number;
+        };
         /** @description Ceilings of one guest. */
         GuestLimits: {
             /**
@@ -1460,6 +1549,8 @@ export interface components {
         JobId: string;
         /** @description A job. */
         JobSpec: {
+            /** @description Faults that happen on purpose. Only admins may ask for them. */
+            chaos?: components["schemas"]["FaultSpec"][];
             /** @description When to keep the state. */
             checkpoint?: components["schemas"]["CheckpointSpec"];
             /** @description What it is trained on. */
@@ -1538,6 +1629,8 @@ export interface components {
             checkpoints: components["schemas"]["CheckpointView"][];
             /** @description Newest first. */
             failures: components["schemas"]["FailureView"][];
+            /** @description The faults that the job asked for, in its order, and what became of them. */
+            faults: components["schemas"]["FaultView"][];
             /** @description The fencing number. */
             generation: components["schemas"]["Generation"];
             /** @description The last value of each metric, by name: `eval/loss`, `eval/accuracy`, `train/loss`. */
@@ -1546,6 +1639,8 @@ export interface components {
             };
             /** @description As submitted, defaults filled in. */
             spec: components["schemas"]["JobSpec"];
+            /** @description Its time limits: what `spec.timeouts` says, and ratios of `collective` for the rest. */
+            timeouts: components["schemas"]["TimeoutsView"];
         };
         /** @description A node's first words. */
         JoinRequest: {
@@ -2298,6 +2393,19 @@ export interface components {
             /** @description Which. */
             rank: components["schemas"]["Rank"];
         } | {
+            /**
+             * Format: date-time
+             * @description When, by the node's clock.
+             */
+            at: string;
+            /**
+             * Format: int32
+             * @description Its place in `spec.chaos`.
+             */
+            index: number;
+            /** @enum {string} */
+            kind: "fault_injected";
+        } | {
             /** @enum {string} */
             kind: "group_formed";
             /**
@@ -2658,13 +2766,71 @@ export interface components {
             /** @description The step. */
             step: components["schemas"]["Step"];
         };
-        /** @description Time limits. All others are ratios of `collective`. */
+        /** @description Time limits: a number and a unit (`ms`, `s`, `m`) each. What is absent is a ratio of `collective`. */
         TimeoutSpec: {
             /**
-             * @description Longest wait for a collective: a number and a unit (`ms`, `s`, `m`). 500ms to 60m.
+             * @description How long the ranks of a lost group may take to leave it. Absent: a sixth of `collective`.
+             * @default null
+             */
+            abort: string | null;
+            /**
+             * @description Longest wait for a collective. 500ms to 60m.
              * @default 60s
              */
             collective: string;
+            /**
+             * @description How long ranks may take to meet. Absent: as long as `collective`.
+             * @default null
+             */
+            formation: string | null;
+            /**
+             * @description How long a symptom waits for its cause. Absent: a hundredth of `collective`, at least 100 ms.
+             * @default null
+             */
+            snapshot: string | null;
+            /**
+             * @description After how long a straggler is told of in the job's log. Absent: a tenth of `collective`.
+             * @default null
+             */
+            soft: string | null;
+        };
+        /** @description The effective limits of a job as people and programs see them, milliseconds. */
+        TimeoutsView: {
+            /**
+             * Format: int64
+             * @description How long the ranks of a lost group may take to leave it.
+             */
+            abort_ms: number;
+            /**
+             * Format: int64
+             * @description Longest wait for a collective.
+             */
+            collective_ms: number;
+            /**
+             * Format: int64
+             * @description How long ranks may take to meet.
+             */
+            formation_ms: number;
+            /**
+             * Format: int64
+             * @description Longest pause that a rank can announce.
+             */
+            pause_ms: number;
+            /**
+             * Format: int64
+             * @description How long a symptom waits for its cause.
+             */
+            snapshot_ms: number;
+            /**
+             * Format: int64
+             * @description After how long a straggler is told of.
+             */
+            soft_ms: number;
+            /**
+             * Format: int64
+             * @description From asking ranks to stop until they are killed.
+             */
+            stop_grace_ms: number;
         };
         /**
          * Format: uuid

@@ -25,6 +25,10 @@ export function Attempts({ attempts }: { attempts: AttemptView[] }) {
 
 function summary(attempt: AttemptView): string {
   const parts = [`generation ${attempt.generation}`, `from step ${attempt.first_step}`];
+  const repairs = attempt.groups.length - 1;
+  if (0 < repairs) {
+    parts.push(`repaired in place ${repairs === 1 ? "once" : `${repairs} times`}`);
+  }
   if (attempt.first_step_at) {
     parts.push(
       `first step after ${duration(Date.parse(attempt.first_step_at) - Date.parse(attempt.created_at))}`,

@@ -6,6 +6,7 @@ import { StateBadge } from "../../components/StateBadge";
 import { Trouble } from "../../components/Trouble";
 import { Attempts } from "./Attempts";
 import { Checkpoints } from "./Checkpoints";
+import { Faults } from "./Faults";
 import { Steps } from "./JobListPage";
 import { LogTail } from "./LogTail";
 import { LossCurve } from "./LossCurve";
@@ -38,6 +39,7 @@ export function JobPage({ jobId }: { jobId: string }) {
           <LossCurve series={metrics.data ?? []} />
         )}
       </Card>
+      <Faults faults={job.data.faults} />
       <Attempts attempts={job.data.attempts} />
       <Checkpoints checkpoints={job.data.checkpoints} />
       <LogTail jobId={jobId} />
@@ -88,6 +90,7 @@ function Heading({ job, isLive }: { job: JobView; isLive: boolean }) {
             <Fact key={name} name={name.replace("eval/", "test ")} value={number(value)} />
           ))}
         <Fact name="ranks" value={String(job.ranks)} />
+        <Fact name="timeouts" value={timeouts(job.timeouts)} />
         <Fact name="submitted" value={moment(job.created_at)} />
         {job.ended_at && (
           <Fact
@@ -98,6 +101,11 @@ function Heading({ job, isLive }: { job: JobView; isLive: boolean }) {
       </Group>
     </Stack>
   );
+}
+
+/** The limits that people look for; all of them: `lockstep show`. */
+function timeouts(limits: JobView["timeouts"]): string {
+  return `warn ${duration(limits.soft_ms)} · fail ${duration(limits.collective_ms)} · meet ${duration(limits.formation_ms)}`;
 }
 
 function Fact({ name, value }: { name: string; value: string }) {

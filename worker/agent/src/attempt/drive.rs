@@ -9,10 +9,10 @@ use anyhow::Context as _;
 use camino::Utf8PathBuf;
 use futures::future::join_all;
 use lockstep_api::{
-    AgentMessage, AssignedRank, Assignment, FailureCode, FailureReport, Fence, LogLevel, Rank,
-    RankConfig, RankMessage, RankNetwork, Regroup, Report, ReportedLine,
+    AgentMessage, AssignedRank, Assignment, FailureCode, FailureReport, FaultKind, FaultSpec,
+    FaultTarget, Fence, LogLevel, Rank, RankConfig, RankMessage, RankNetwork, Regroup, Report, ReportedLine,
 };
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -36,12 +36,10 @@ use lockstep_service::chain;
 const HEARD_QUEUE: usize = 1024;
 /// Processes that are gone and wait to be noticed; when it is full, those that watch them wait.
 const GONE_QUEUE: usize = 64;
+/// How long a fault of this agent waits until the server knows of it.
+const FAULT_LIMIT: Duration = Duration::from_secs(2);
 /// Lines of standard error that wait.
 const LINE_QUEUE: usize = 1024;
-/// Shortest time in which ranks can leave by themselves.
-const MIN_STOP_GRACE: Duration = Duration::from_secs(2);
-/// Shortest time in which a rank can leave after its own verdict.
-const MIN_LEAVE_GRACE: Duration = Duration::from_millis(500);
 
 /// What the session tells an attempt.
 #[derive(Debug, Clone, PartialEq)]
@@ -183,6 +181,8 @@ struct Drive {
     go: mpsc::Sender<(i32, Gone)>,
     gone: mpsc::Receiver<(i32, Gone)>,
     socket_paths: Vec<Utf8PathBuf>,
+    /// Faults that the job asked for.
+    chaos: Vec<FaultSpec>,
     /// Dropped, and so ended, with the attempt.
     tasks: JoinSet<()>,
 }
@@ -222,6 +222,7 @@ impl Drive {
             go,
             gone,
             socket_paths: Vec::new(),
+            chaos: assignment.spec.chaos.clone(),
         }
     }
 
@@ -516,8 +517,28 @@ impl Drive {
                 let after_seq = self.reporter.newest_seq();
                 self.checkpoints.add(Written { path, step, data_epoch, next_position, after_seq });
             }
+            RankMessage::Fault { index } => self.fault(index),
             message => self.reporter.message(rank, message),
         }
+    }
+
+    /// A fault that the job asked for is about to happen; if it is to this agent, it makes it happen, once the server knows.
+    fn fault(&mut self, index: i32) {
+        self.reporter.report(Report::FaultInjected { index, at: self.node.clock.now() });
+        let planned = usize::try_from(index).ok().and_then(|index| self.chaos.get(index));
+        let signal = match planned.map(|fault| (fault.target, fault.kind)) {
+            Some((FaultTarget::Agent, FaultKind::Kill)) => Signal::KILL,
+            Some((FaultTarget::Agent, FaultKind::Freeze)) => Signal::STOP,
+            Some(_) | None => return,
+        };
+        let (node, seq) = (self.node.clone(), self.reporter.newest_seq());
+        self.tasks.spawn(async move {
+            let mut acked = node.spool.acked();
+            drop(tokio::time::timeout(FAULT_LIMIT, acked.wait_for(|acked| seq <= *acked)).await);
+            if let Err(error) = kill_process(getpid(), signal) {
+                tracing::error!(%error, "a fault could not be made to happen");
+            }
+        });
     }
 
     /// Lets a rank go once everything reported so far is on disk, or else has reached the server.
@@ -581,13 +602,10 @@ async fn sleep_until(deadline: Option<Instant>) {
     }
 }
 
-/// Ratios of the job's one timeout: a rank that overstays is killed after abort (1/6) + 1/12 of it.
+/// How long the job grants a rank that overstays.
 fn graces(assignment: &Assignment) -> Graces {
-    let collective = assignment.spec.collective_timeout();
-    Graces {
-        stop: (collective / 4).max(MIN_STOP_GRACE),
-        leave: (collective / 4).max(MIN_LEAVE_GRACE),
-    }
+    let limits = assignment.spec.timeouts.effective();
+    Graces { stop: limits.stop_grace(), leave: limits.leave_grace() }
 }
 
 /// Short, and different for every fence: the random end of the attempt's id, and the generation.

@@ -178,6 +178,7 @@ pub(crate) fn short(report: &Report) -> String {
     match report {
         Report::RankListens { rank, .. } => format!("listens {rank}"),
         Report::Prepared => "prepared".to_owned(),
+        Report::FaultInjected { index, .. } => format!("fault {index}"),
         Report::RankStarted { rank, .. } => format!("started {rank}"),
         Report::GroupFormed { .. } => "formed".to_owned(),
         Report::Steps { steps } => format!("steps {}", steps.len()),

@@ -213,6 +213,7 @@ impl Ready {
             network,
             heals,
             steps_reported: assignment.steps_reported,
+            faults_done: assignment.faults_done.clone(),
             flight_record_path: self.flight_record(process).into_string(),
             loader_path: self.loader.to_string(),
             loss_path: self.loss.to_string(),

@@ -151,6 +151,7 @@ impl Reporter {
             RankMessage::Timeline { steps } => self.timeline(rank, steps),
             RankMessage::Hello { .. }
             | RankMessage::Checkpoint { .. }
+            | RankMessage::Fault { .. }
             | RankMessage::Failed(_)
             | RankMessage::Interrupted(_)
             | RankMessage::Done => {}

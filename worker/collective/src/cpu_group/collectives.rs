@@ -1,6 +1,6 @@
 //! The collectives of a group on CPUs.
 
-use std::{mem, ops::Range};
+use std::{mem, ops::Range, time::Duration};
 
 use lockstep_shm::{Combine, Dtype, Found, Lease, Span};
 
@@ -135,7 +135,7 @@ impl ProcessGroup for CpuGroup {
 
     fn barrier(&mut self) -> Result<(), GroupError> {
         let op = Op::without_numbers(Kind::Barrier);
-        self.begin();
+        self.begin(self.flight(op));
         self.meet(op, Phase::Entering)?;
         self.started();
         if self.mesh.is_some() {
@@ -144,6 +144,14 @@ impl ProcessGroup for CpuGroup {
         }
         self.done();
         Ok(())
+    }
+
+    fn announce_pause(&mut self, longest: Duration) {
+        self.say_pause(longest);
+    }
+
+    fn end_pause(&mut self) {
+        self.say_pause_is_over();
     }
 
     fn aborter(&self) -> Aborter {

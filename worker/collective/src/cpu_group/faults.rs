@@ -48,25 +48,19 @@ impl CpuGroup {
             return Err(self.given_up(words, started));
         }
         // Other nodes are told now and then for whom this one waits, so that they blame nobody else.
-        let every = self.mesh.as_ref().map_or(limit, |_| self.timeout / 4);
+        let every = self.timeout / 4;
+        let mut until = match self.mesh {
+            Some(_) => started + limit.min(every),
+            None => started + limit,
+        };
         loop {
-            let until = (started + limit).min(Instant::now() + every);
             match self.control.wait_all(self.round, worked, until) {
                 Ok(()) => break,
                 Err(Broken::Marked { .. }) => return Err(self.given_up(words, started)),
-                Err(Broken::TimedOut { missing }) if started + limit <= Instant::now() => {
-                    let missing = self.control.blamed(&missing);
-                    let mask = mask_of(&missing);
-                    let verdict = Verdict::TimedOut { rank: self.rank, missing: mask };
-                    self.give_up(&verdict);
-                    return Err(self.not_entered(missing, words, started));
-                }
                 Err(Broken::TimedOut { missing }) => {
-                    let missing = self.control.blamed(&missing);
-                    let mask = mask_of(&missing);
-                    if let Some(mesh) = &mut self.mesh {
-                        mesh.say_waiting(EXCHANGES * self.sequence, words, mask);
-                    }
+                    self.still_waits(&missing, (words, started, limit))?;
+                    let next = missing.iter().map(|rank| self.control.due(*rank, started, limit));
+                    until = next.min().unwrap_or(until).min(Instant::now() + every);
                 }
             }
         }
@@ -80,6 +74,29 @@ impl CpuGroup {
                 Err(self.elsewhere(rank, words, theirs))
             }
         }
+    }
+
+    /// Ranks of this node are missing. Those that are due are at fault; of others, other nodes hear.
+    fn still_waits(
+        &mut self,
+        missing: &[usize],
+        (words, started, limit): (OpWords, Instant, Duration),
+    ) -> Result<(), GroupError> {
+        let now = Instant::now();
+        let is_due = |rank: &&usize| self.control.due(**rank, started, limit) <= now;
+        let late: Vec<usize> = missing.iter().filter(is_due).copied().collect();
+        if late.is_empty() {
+            let mask = mask_of(&self.control.blamed(missing));
+            let pause = self.control.pause_left(missing);
+            if let Some(mesh) = &mut self.mesh {
+                mesh.say_waiting(EXCHANGES * self.sequence, words, (mask, pause));
+            }
+            return Ok(());
+        }
+        let missing = self.control.blamed(&late);
+        let verdict = Verdict::TimedOut { rank: self.rank, missing: mask_of(&missing) };
+        self.give_up(&verdict);
+        Err(self.not_entered(missing, words, started))
     }
 
     /// The error of an exchange between nodes; everybody is told.

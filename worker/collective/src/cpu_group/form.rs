@@ -42,8 +42,10 @@ pub struct Join<'a> {
     pub topology: Topology,
     /// How to reach the ranks of other nodes, if there are any.
     pub network: Option<Network>,
-    /// Bounds the formation, and later every single wait.
+    /// Bounds every single wait in the group.
     pub timeout: Duration,
+    /// Bounds the formation: at least as long.
+    pub formation: Duration,
     /// Threads of each rank that may run at once. If the node's ranks have more than there are
     /// cores, nobody looks for what it waits for without sleeping.
     pub threads_per_rank: usize,
@@ -61,9 +63,19 @@ impl<'a> Join<'a> {
     /// If there are no ranks, or too many.
     pub fn one_node(memory: BorrowedFd<'a>, rank: usize, world: usize, timeout: Duration) -> Self {
         let topology = Topology::one_node(world);
-        let (network, threads_per_rank, record) = (None, 2, None);
+        let (network, threads_per_rank, record, formation) = (None, 2, None, timeout);
         let interrupt = Interrupt::default();
-        Self { memory, rank, topology, network, timeout, threads_per_rank, record, interrupt }
+        Self {
+            memory,
+            rank,
+            topology,
+            network,
+            timeout,
+            formation,
+            threads_per_rank,
+            record,
+            interrupt,
+        }
     }
 }
 
@@ -105,7 +117,8 @@ impl CpuGroup {
         let mut plans = vec![plan.clone()];
         plans.resize_with(lanes, || without_numbers(plan));
         plans.extend_from_slice(beside);
-        let mut place = Place { lane: 0, first_byte: 0, started, deadline: started + join.timeout };
+        let mut place =
+            Place { lane: 0, first_byte: 0, started, deadline: started + join.formation };
         let mut formed = Vec::new();
         let mut arenas = Vec::new().into_iter();
         for own in &plans {

@@ -27,7 +27,8 @@ impl CpuGroup {
         self.turn += 1;
         let reduction = Reduction { op: ReduceOp::Sum, order, is_scatter: false };
         let op = Op::new(Kind::AllReduce, What::Bucket(bucket), span, ReduceOp::Sum.combine());
-        let (lease, ()) = self.on_numbers(op, lease, span, |group, lease| {
+        let flight = self.flight_of_vote(op);
+        let (lease, ()) = self.on_numbers_as(flight, op, (lease, span), |group, lease| {
             group.reduce(op, lease, span, reduction)?;
             let (found, ranks) =
                 (std::mem::take(&mut group.found), std::mem::take(&mut group.found_ranks));
@@ -74,7 +75,7 @@ impl CpuGroup {
         let others = (0..self.topology.node_count()).filter(|node| *node != self.node);
         let leaders = others.fold(0, |all, node| all | 1 << self.topology.leader(node));
         self.control.set_blocked_on(self.rank, leaders);
-        let call = call(self.sequence, stage, op, self.timeout);
+        let call = call(self.rank, self.sequence, stage, op, self.timeout);
         let (node, control) = (self.node, &self.control);
         let notes = exchange_notes(mesh, &self.topology, (node, note), call, control);
         self.control.set_blocked_on(self.rank, 0);

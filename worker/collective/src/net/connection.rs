@@ -6,6 +6,7 @@ use std::{
     io::{self, IoSlice, Read as _, Write as _},
     net::TcpStream,
     ops::Range,
+    time::Instant,
 };
 
 use lockstep_shm::Buffer;
@@ -87,6 +88,10 @@ pub(super) struct Connection {
     pub(super) incoming: Incoming,
     /// Bit r: the other end said that it waits for rank r itself.
     pub(super) blocked_on: u64,
+    /// Until when the other end is busy, as it has said.
+    pub(super) paused_until: Option<Instant>,
+    /// Until when those are busy that it waits for.
+    pub(super) blocked_until: Option<Instant>,
     /// The other end has closed. That is a fault only when something is still to come from it.
     pub(super) is_closed: bool,
 }
@@ -94,7 +99,22 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn new(rank: usize, channel: Channel) -> Self {
         let (outgoing, incoming) = (VecDeque::new(), Incoming::nothing());
-        Self { rank, channel, outgoing, sent: 0, incoming, blocked_on: 0, is_closed: false }
+        Self {
+            rank,
+            channel,
+            outgoing,
+            sent: 0,
+            incoming,
+            blocked_on: 0,
+            paused_until: None,
+            blocked_until: None,
+            is_closed: false,
+        }
+    }
+
+    /// Until when its silence means nothing.
+    pub(super) fn excused_until(&self) -> Option<Instant> {
+        self.paused_until.max(self.blocked_until.filter(|_| self.blocked_on != 0))
     }
 
     /// Whether everything has left.

@@ -1,5 +1,7 @@
 //! The head of a message: 56 bytes, little-endian, before the payload.
 
+use std::time::Duration;
+
 use crate::op::OpWords;
 
 /// "LKS1", so that no other stream is taken for ours.
@@ -16,8 +18,17 @@ pub(crate) enum Kind {
     Note,
     /// The group is given up; the payload says why.
     Abort,
-    /// No payload: the sender itself waits for the ranks whose bits `first` has.
+    /// No payload: the sender itself waits for the ranks whose bits `first` has, or, without any, is busy itself;
+    /// `partial` says for how long they have announced to be so.
     Waiting,
+}
+
+/// What pauses travel in.
+const PAUSE_UNIT: Duration = Duration::from_millis(100);
+
+/// A pause as it travels: rounded up, at most some 109 minutes.
+pub(crate) fn pause_units(pause: Duration) -> u16 {
+    u16::try_from(pause.as_millis().div_ceil(PAUSE_UNIT.as_millis())).unwrap_or(u16::MAX)
 }
 
 /// The largest payload of a note or a verdict.
@@ -27,7 +38,7 @@ pub(crate) const NOTE_BYTES_CAP: usize = 64 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) kind: Kind,
-    /// Of a part: which of the sender's partial sums.
+    /// Of a part: which of the sender's partial sums. Of waiting: what is left of a pause, in [`PAUSE_UNIT`]s.
     pub(crate) partial: u16,
     /// The exchange it belongs to, counted from 1 since the group formed.
     pub(crate) exchange: u64,
@@ -39,6 +50,11 @@ pub(crate) struct Head {
 }
 
 impl Head {
+    /// Of a [`Kind::Waiting`]: how long the pause lasts from now on at most.
+    pub(crate) fn pause(&self) -> Duration {
+        PAUSE_UNIT * u32::from(self.partial)
+    }
+
     pub(crate) const BYTES: usize = 56;
 
     pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
@@ -90,6 +106,19 @@ impl Head {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pause_travels_rounded_up() {
+        let told = |pause| {
+            let partial = pause_units(pause);
+            let (kind, op) = (Kind::Waiting, [0; 2]);
+            Head { kind, partial, exchange: 0, op, first: 0, bytes: 0 }.pause()
+        };
+        assert_eq!(told(Duration::ZERO), Duration::ZERO);
+        assert_eq!(told(Duration::from_millis(1)), PAUSE_UNIT);
+        assert_eq!(told(Duration::from_secs(300)), Duration::from_secs(300));
+        assert_eq!(told(Duration::from_secs(1 << 20)), PAUSE_UNIT * 65535);
+    }
 
     #[test]
     fn a_head_comes_through_and_nothing_else_is_taken_for_one() {

@@ -1,6 +1,7 @@
 //! All connections of one rank, and the loop that moves an exchange over them.
 
 use std::{
+    collections::BTreeMap,
     os::fd::AsFd as _,
     time::{Duration, Instant},
 };
@@ -10,10 +11,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{
     connection::{Connection, Incoming, Outgoing, Payload},
     exchange::{Exchange, NoNumbers, Outbox},
-    head::{Head, Kind, NOTE_BYTES_CAP},
+    head::{Head, Kind, NOTE_BYTES_CAP, pause_units},
     pump::{Advance, advance, read_away, write_all_it_takes},
 };
-use crate::{control::Control, op::OpWords, verdict::Verdict};
+use crate::{control::Control, op::OpWords, pause::LONGEST_WAIT, verdict::Verdict};
 
 /// How often a rank that waits for the network looks whether its own node has given the group up.
 const LOOK_AROUND: Duration = Duration::from_millis(20);
@@ -25,15 +26,18 @@ const FAREWELL: Duration = Duration::from_millis(200);
 pub(crate) struct Deadline {
     silence: Duration,
     at: Instant,
+    /// Whatever pauses are announced.
+    last: Instant,
 }
 
 impl Deadline {
     pub(crate) fn after(silence: Duration) -> Self {
-        Self { silence, at: Instant::now() + silence }
+        let now = Instant::now();
+        Self { silence, at: now + silence, last: now + silence * LONGEST_WAIT }
     }
 
     fn extend(&mut self) {
-        self.at = Instant::now() + self.silence;
+        *self = Self::after(self.silence);
     }
 }
 
@@ -60,6 +64,8 @@ pub(crate) const EXCHANGES: u64 = 4;
 /// Which exchange, as all ranks count, and what it is for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call {
+    /// The own rank.
+    pub(crate) rank: usize,
     /// Goes up from one exchange to the next, on ranks that take no part in it, too.
     pub(crate) number: u64,
     pub(crate) op: OpWords,
@@ -85,7 +91,7 @@ impl Mesh {
         begin: impl FnOnce(&mut E, &mut Outbox<'_>),
         control: &Control,
     ) -> Result<(), MeshError> {
-        let Call { number, op, mut deadline } = call;
+        let Call { rank, number, op, mut deadline } = call;
         let outbox = &mut Outbox { connections: &mut self.connections, exchange: number, op };
         begin(exchange, outbox);
         for connection in &mut self.connections {
@@ -108,14 +114,29 @@ impl Mesh {
             if has_moved {
                 deadline.extend();
             } else {
-                self.wait(waits_for, deadline, control)?;
+                self.wait(waits_for, deadline, (rank, control))?;
             }
         }
     }
 
-    /// Tells everybody, as far as that is possible at once, that this rank waits for others.
-    pub(crate) fn say_waiting(&mut self, exchange: u64, op: OpWords, ranks: u64) {
-        let head = Head { kind: Kind::Waiting, partial: 0, exchange, op, first: ranks, bytes: 0 };
+    /// Tells everybody, as far as that is possible at once, that this rank waits for others, which may pause.
+    pub(crate) fn say_waiting(
+        &mut self,
+        exchange: u64,
+        op: OpWords,
+        (ranks, pause): (u64, Duration),
+    ) {
+        let partial = pause_units(pause);
+        self.say(Head { kind: Kind::Waiting, partial, exchange, op, first: ranks, bytes: 0 });
+    }
+
+    /// Tells everybody that this rank itself will be busy for so long at most; zero: that it no longer is.
+    pub(crate) fn say_pause(&mut self, longest: Duration) {
+        let (kind, partial, op) = (Kind::Waiting, pause_units(longest), [0; 2]);
+        self.say(Head { kind, partial, exchange: 0, op, first: 0, bytes: 0 });
+    }
+
+    fn say(&mut self, head: Head) {
         for connection in &mut self.connections {
             if connection.outgoing.is_empty() {
                 connection.outgoing.push_back(Outgoing { head, payload: Payload::Nothing });
@@ -183,19 +204,36 @@ impl Mesh {
         &mut self,
         waits_for: u64,
         deadline: Deadline,
-        control: &Control,
+        (rank, control): (usize, &Control),
     ) -> Result<(), MeshError> {
         if control.is_given_up() {
             return Err(MeshError::GivenUp);
         }
         let now = Instant::now();
-        if deadline.at <= now {
-            let unsent = self.connections.iter().filter(|connection| !connection.is_flushed());
-            let silent = unsent.fold(waits_for, |all, connection| all | 1 << connection.rank);
-            return Err(MeshError::Silent { missing: self.blamed(silent) });
+        let unsent = self.connections.iter().filter(|connection| !connection.is_flushed());
+        let silent = unsent.fold(waits_for, |all, connection| all | 1 << connection.rank);
+        let excused = self.excused(silent, now);
+        if let Some(until) = excused.values().max() {
+            // Ranks of the own node wait for this one.
+            control.passed_on(rank).begin(until.saturating_duration_since(now));
         }
-        self.poll(deadline.at.min(now + LOOK_AROUND));
+        let late = silent & !excused.keys().fold(0, |all, rank| all | 1 << rank);
+        if deadline.last <= now || (deadline.at <= now && late != 0) {
+            let late = if late == 0 { silent } else { late };
+            return Err(MeshError::Silent { missing: self.blamed(late) });
+        }
+        self.poll(now + LOOK_AROUND);
         Ok(())
+    }
+
+    /// Those of the silent ones who have said that they are busy, or wait for such, and until when.
+    fn excused(&self, silent: u64, now: Instant) -> BTreeMap<usize, Instant> {
+        let is_silent = |it: &&Connection| silent >> it.rank & 1 == 1;
+        let excused = self.connections.iter().filter(is_silent).filter_map(|connection| {
+            let until = connection.excused_until().filter(|until| now < *until)?;
+            Some((connection.rank, until))
+        });
+        excused.collect()
     }
 
     /// Those whom the silent ones said they wait for, in place of them.

@@ -1,6 +1,9 @@
 //! One connection's messages, a piece at a time: as much as can be read or written without waiting.
 
-use std::io;
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
 use super::{
     connection::{Connection, Incoming, Outgoing, Payload, Place},
@@ -89,8 +92,11 @@ fn begin_payload<E: Exchange>(
     let place = match head.kind {
         Kind::Waiting => {
             // What it said of an earlier collective is over.
-            if sequence(head.exchange) == sequence(number) {
-                connection.blocked_on = head.first;
+            let until = (head.pause() != Duration::ZERO).then(|| Instant::now() + head.pause());
+            if head.first == 0 {
+                connection.paused_until = until;
+            } else if sequence(head.exchange) == sequence(number) {
+                (connection.blocked_on, connection.blocked_until) = (head.first, until);
             }
             connection.incoming = Incoming::nothing();
             return Ok(Advance::Moved);

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use lockstep_collective::{Formed, GroupError, ProcessGroup};
+use lockstep_collective::{CpuGroup, Formed, GroupError, ProcessGroup};
 
 use crate::harness::{PATIENT, SHORT, Site, as_ranks, plan};
 
@@ -28,6 +28,27 @@ fn those_who_do_not_join_are_named() {
         }
         // One that came a little later is told by the first whose time is over.
         assert!((SHORT..PATIENT).contains(&longest), "{longest:?}");
+    }
+}
+
+#[test]
+fn ranks_may_take_longer_to_meet_than_to_meet_again() {
+    for nodes in [&[2][..], &[1, 1]] {
+        let plan = plan(nodes, &[4]);
+        let site = Site::new(nodes);
+        let limit = Duration::from_millis(500);
+        let all_are_done = Barrier::new(2);
+        let met = as_ranks(0..2, |rank| {
+            if rank == 1 {
+                std::thread::sleep(2 * limit);
+            }
+            let mut join = site.join(rank, limit);
+            join.formation = PATIENT;
+            let met = CpuGroup::form(&join, &plan);
+            all_are_done.wait();
+            met.map(drop)
+        });
+        assert!(met.iter().all(Result::is_ok), "{nodes:?}: {met:?}");
     }
 }
 

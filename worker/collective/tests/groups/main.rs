@@ -5,6 +5,7 @@ mod faults;
 mod formation;
 mod harness;
 mod numbers;
+mod pauses;
 mod several;
 mod site;
 mod votes;

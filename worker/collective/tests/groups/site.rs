@@ -56,8 +56,18 @@ impl Site {
         let memory = self.memories[topology.node_of(rank)].as_fd();
         let network = (1 < topology.node_count()).then_some(network);
         let (threads_per_rank, record) = (2, None);
-        let interrupt = Interrupt::default();
-        Join { memory, rank, topology, network, timeout, threads_per_rank, record, interrupt }
+        let (formation, interrupt) = (timeout, Interrupt::default());
+        Join {
+            memory,
+            rank,
+            topology,
+            network,
+            timeout,
+            formation,
+            threads_per_rank,
+            record,
+            interrupt,
+        }
     }
 
     /// What a rank brings.

@@ -1,8 +1,10 @@
 //! Collectives between steps.
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
-use lockstep_collective::{Dtype, GroupError, ReduceOp, Span, SumOrder, What, part_of};
+use lockstep_collective::{
+    Dtype, GroupError, ProcessGroup, ReduceOp, Span, SumOrder, What, part_of,
+};
 
 use crate::{
     config::{SCRATCH_LEN, scratch_start},
@@ -10,7 +12,7 @@ use crate::{
     hook::{HookState, HookStateError},
 };
 
-use super::Reducer;
+use super::{PeersGuard, Reducer};
 
 /// Ranks whose weights are not those of the others, and where the first difference is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,6 +130,40 @@ impl Reducer {
                 group.all_reduce(What::Weights, lease, span, ReduceOp::Avg, &order).map(drop)
             })?;
             lockstep_shm::copy(self.arena.floats(0, range), values);
+        }
+        Ok(())
+    }
+
+    /// Says to all other ranks that this one is about to be busy, at most for `longest` (and not longer than groups
+    /// take): whoever waits for it then waits beyond the deadline. A later call replaces it.
+    ///
+    /// # Panics
+    /// During a step.
+    pub fn announce_pause(&mut self, longest: Duration) -> Result<(), GroupError> {
+        self.in_every_group(move |group| group.announce_pause(longest))
+    }
+
+    /// Says that the pause is over.
+    ///
+    /// # Panics
+    /// During a step.
+    pub fn end_pause(&mut self) -> Result<(), GroupError> {
+        self.in_every_group(|group| group.end_pause())
+    }
+
+    fn in_every_group(
+        &mut self,
+        say: impl Fn(&mut dyn ProcessGroup) + Copy + Send + 'static,
+    ) -> Result<(), GroupError> {
+        self.between_steps("a pause");
+        if let Some(PeersGuard(peers)) = &self.peers {
+            peers.in_group(say);
+        }
+        for lane in [&mut self.comm].into_iter().chain(&mut self.more) {
+            lane.run(move |worker| {
+                say(worker.group());
+                Ok(())
+            })?;
         }
         Ok(())
     }

@@ -77,10 +77,7 @@ impl Reducer {
         let lease: Lease = self.arena.lease_for(lane, 0..slots, range);
         let launch = Launch { bucket, lease, order, is_local, ballot };
         match lane.checked_sub(1) {
-            None => {
-                self.issue();
-                self.comm.reduce(launch);
-            }
+            None => self.comm.reduce(launch),
             Some(other) => self.more[other].reduce(launch),
         }
     }

@@ -185,7 +185,7 @@ fn a_broadcast_and_sums_between_steps_do_not_disturb_them() {
                 reducer.close();
                 let position = FlightRecord::open(&path).unwrap().read().unwrap();
                 // A broadcast, the order of launches, and in each step a bucket, a sum and a barrier.
-                assert_eq!((position.issued, position.started, position.done), (11, 11, 11));
+                assert_eq!((position.entered, position.met, position.left), (11, 11, 11));
                 assert_eq!(position.step, 2);
             });
         }

@@ -252,6 +252,7 @@ fn config(
         network: None,
         heals: false,
         steps_reported: Step(0),
+        faults_done: Vec::new(),
         flight_record_path: dir.join(format!("record-{rank}")).into(),
         loader_path: files.loader.to_string(),
         loss_path: files.loss.to_string(),

@@ -1,10 +1,10 @@
 //! Ranges, and what settings ask of each other: everything that can be said without components, data or weights.
 
+mod chaos;
 mod ddp;
 mod model;
+mod timeouts;
 mod train;
-
-use std::time::Duration;
 
 pub use model::MAX_PARAMETERS;
 
@@ -29,14 +29,7 @@ impl JobSpec {
         check.range("gang.ranks", self.gang.ranks, 1, 64);
         check.range("gang.slot.cores", self.gang.slot.cores, 1, 1024);
         check.range("gang.slot.memory_mib", self.gang.slot.memory_mib, 64, 1 << 20);
-        match parse_duration(&self.timeouts.collective) {
-            Err(message) => check.add("timeouts.collective", message),
-            Ok(time) => check.that(
-                (Duration::from_millis(500)..=Duration::from_secs(3600)).contains(&time),
-                "timeouts.collective",
-                || format!("expected 500ms to 60m, got {:?}", self.timeouts.collective),
-            ),
-        }
+        check.timeouts(&self.timeouts);
         if let Some(steps) = self.checkpoint.every_steps {
             check.range("checkpoint.every_steps", steps, 1, MAX_STEPS);
         }
@@ -46,6 +39,7 @@ impl JobSpec {
         check.range("trace.first_steps", self.trace.first_steps, 0, MAX_FIRST_STEPS);
         check.range("trace.every_steps", self.trace.every_steps, 0, MAX_STEPS);
         check.guests(self);
+        check.chaos(self);
         check.that(self.labels.len() <= 32, "labels", || "expected at most 32 pairs".to_owned());
         check.errors
     }

@@ -4,6 +4,7 @@ mod docs;
 mod layers;
 mod model;
 mod stored;
+mod timeouts;
 mod train;
 
 use serde_json::Value;

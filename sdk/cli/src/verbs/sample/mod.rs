@@ -250,6 +250,10 @@ mod tests {
                 },
                 "gang": { "ranks": 1 }
             },
+            "timeouts": {
+                "collective_ms": 60000, "soft_ms": 6000, "snapshot_ms": 600, "abort_ms": 10000,
+                "formation_ms": 60000, "stop_grace_ms": 15000, "pause_ms": 300000
+            },
             "generation": 1, "attempts": [], "failures": [], "checkpoints": [], "metrics": {}
         });
         serde_json::from_value(job).unwrap()

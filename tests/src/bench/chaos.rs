@@ -1,0 +1,58 @@
+//! Drawn faults, one job each: a table of what became of them, and a failure if any ended wrongly.
+
+use std::collections::BTreeMap;
+
+use anyhow::ensure;
+use lockstep_api::{FaultKind, FaultView};
+use lockstep_e2e::{Dice, Outcome, Service};
+
+use crate::report::{median, say};
+
+/// Hits `count` jobs with faults drawn from `seed`.
+pub(crate) async fn chaos(count: u32, seed: u64) -> anyhow::Result<()> {
+    let service = Service::start(3).await?;
+    let reference = service.undisturbed().await?;
+    let mut dice = Dice::new(seed);
+    let mut outcomes = Vec::new();
+    say(&format!("{:>4} {:44} {:18} {:>8} {:>8} {:>8}", "run", "fault", "verdict", "detected", "named", "repaired"));
+    for run in 1..=count {
+        let outcome = service.disturbed(dice.fault(), &reference).await?;
+        say(&line(run, &outcome));
+        outcomes.push(outcome);
+    }
+    summary(&outcomes);
+    let wrong = outcomes.iter().filter(|it| !it.wrong.is_empty()).count();
+    ensure!(wrong == 0, "{wrong} of {count} faults ended wrongly (seed {seed})");
+    say(&format!("{count} of {count} as expected (seed {seed})"));
+    Ok(())
+}
+
+fn line(run: u32, Outcome { fault: view, wrong }: &Outcome) -> String {
+    let fault = view.fault;
+    let what = format!("{} rank {} in step {}, {}", fault.kind, fault.rank, fault.step, fault.phase);
+    let verdict = view.verdict.map_or("–", lockstep_api::FailureCode::as_str);
+    let seconds = |it: Option<f64>| it.map_or_else(|| "–".to_owned(), |it| format!("{it:.2} s"));
+    let wrong = if wrong.is_empty() { String::new() } else { format!("  WRONG: {}", wrong.join("; ")) };
+    format!(
+        "{run:>4} {what:44} {verdict:18} {:>8} {:>8} {:>8}{wrong}",
+        seconds(view.detected_after),
+        seconds(view.named_after),
+        seconds(view.repaired_after),
+    )
+}
+
+fn summary(outcomes: &[Outcome]) {
+    let mut kinds: BTreeMap<FaultKind, Vec<&FaultView>> = BTreeMap::new();
+    for outcome in outcomes {
+        kinds.entry(outcome.fault.fault.kind).or_default().push(&outcome.fault);
+    }
+    for (kind, views) in kinds {
+        let middle = |of: fn(&FaultView) -> Option<f64>| {
+            let mut times: Vec<f64> = views.iter().filter_map(|it| of(it)).collect();
+            times.sort_by(f64::total_cmp);
+            median(&times).map_or_else(|| "–".to_owned(), |it| format!("{it:.2} s"))
+        };
+        let (named, repaired) = (middle(|it| it.named_after), middle(|it| it.repaired_after));
+        say(&format!("{kind}: {} times; named after {named}, repaired after {repaired} (medians)", views.len()));
+    }
+}

@@ -1,0 +1,56 @@
+//! Measures whole services: a table for people, and with `--json` one object on the last line.
+
+mod chaos;
+mod launch;
+mod recover;
+mod report;
+
+use clap::{Parser, Subcommand};
+
+/// Benchmarks of whole services.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// From submitting a job to its first optimizer step, on a warm agent.
+    Launch {
+        /// Jobs that are measured.
+        #[arg(long, default_value_t = 20)]
+        runs: u32,
+        /// End with one JSON object on a line of its own.
+        #[arg(long)]
+        json: bool,
+    },
+    /// From a failure to its verdict and to the next step.
+    Recover {
+        /// Ranks that are killed; half as many are frozen, and half as many nodes are lost.
+        #[arg(long, default_value_t = 10)]
+        runs: u32,
+        /// End with one JSON object on a line of its own.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Jobs that are hit by drawn faults.
+    Chaos {
+        /// Faults, one a job.
+        #[arg(long, default_value_t = 200)]
+        count: u32,
+        /// The same seed draws the same faults.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    match Arguments::parse().bench {
+        Bench::Launch { runs, json } => launch::launch(runs, json).await,
+        Bench::Recover { runs, json } => recover::recover(runs, json).await,
+        Bench::Chaos { count, seed } => chaos::chaos(count, seed).await,
+    }
+}
+

@@ -1,0 +1,209 @@
+//! Jobs that are hit by drawn faults: each must be named rightly and end as its kind does, and leave no trace.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use lockstep_api::{
+    AttemptOutcome, FailureCode, FaultKind, FaultSpec, FaultTarget, FaultView, JobState, JobView,
+    Phase, Rank, Step,
+};
+
+use crate::{Service, is_running, wait_for};
+
+const JOB: &str = "examples/digits/job.toml";
+/// Short, with evaluations and checkpoints in it, and weights that are compared at every step.
+const SETTINGS: [&str; 7] = [
+    "train.epochs=6",
+    "checkpoint.every_steps=12",
+    "checkpoint.keep_last=3",
+    "ddp.compare_every=1",
+    "timeouts.collective=2s",
+    "gang.ranks=3",
+    "trace.first_steps=0",
+];
+/// World size.
+const RANKS: i32 = 3;
+/// Steps of the job: 12 in each pass over the data.
+const STEPS: i64 = 72;
+/// Longest time of one job.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Longest time until what a job leaves is gone.
+const CLEAN_UP: Duration = Duration::from_secs(20);
+
+/// Draws numbers, the same ones for the same seed (SplitMix64).
+#[derive(Debug, Clone)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// From a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Below `sides`, which is above 0.
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut drawn = self.0;
+        drawn = (drawn ^ drawn >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        drawn = (drawn ^ drawn >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (drawn ^ drawn >> 31) % sides
+    }
+
+    /// A fault of any kind but one to an agent, to any rank, at any point of the job.
+    pub fn fault(&mut self) -> FaultSpec {
+        const KINDS: [FaultKind; 6] = [
+            FaultKind::Kill,
+            FaultKind::Kill,
+            FaultKind::Kill,
+            FaultKind::Freeze,
+            FaultKind::Slow,
+            FaultKind::Corrupt,
+        ];
+        const PHASES: [Phase; 5] =
+            [Phase::Data, Phase::Forward, Phase::Backward, Phase::Reduce, Phase::Optimizer];
+        let kind = KINDS[self.index(KINDS.len())];
+        let mut phase = PHASES[self.index(PHASES.len())];
+        let mut step = Step(self.roll(STEPS.cast_unsigned()).cast_signed());
+        let mut rank = Rank(i32::try_from(self.roll(RANKS.cast_unsigned().into())).unwrap_or(0));
+        if self.roll(5) == 0 {
+            // After the last step of a pass.
+            step = Step(step.0 / 12 * 12 + 11);
+            phase = Phase::Evaluation;
+        }
+        if kind == FaultKind::Corrupt {
+            // Of three ranks the one that differs is known; before the first step nothing is compared.
+            step = Step(step.0.max(1));
+            phase = Phase::Forward;
+            rank = Rank(rank.0.max(1));
+        }
+        let milliseconds = 50 + self.roll(300);
+        FaultSpec { kind, target: FaultTarget::Rank, rank, step, phase, milliseconds }
+    }
+
+    fn index(&mut self, len: usize) -> usize {
+        usize::try_from(self.roll(len as u64)).unwrap_or(0)
+    }
+}
+
+/// What an undisturbed run of the job comes to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Reference {
+    /// Digest of the file of the last checkpoint: weights, moments, position.
+    checkpoint: String,
+    /// The training curve, bit for bit.
+    curve: Vec<(i64, u64)>,
+}
+
+/// What one disturbed run came to.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The fault and what the service says of it.
+    pub fault: FaultView,
+    /// What is wrong. Empty: nothing.
+    pub wrong: Vec<String>,
+}
+
+impl Service {
+    /// Trains the job undisturbed.
+    ///
+    /// # Errors
+    /// When it does not succeed.
+    pub async fn undisturbed(&self) -> anyhow::Result<Reference> {
+        let job = self.train(JOB, &SETTINGS).await?;
+        ensure!(job.failures.is_empty(), "{:#?}", job.failures);
+        self.reference(&job).await
+    }
+
+    /// Trains the job with a fault in it.
+    ///
+    /// # Errors
+    /// When the service cannot be asked; a job that ends wrongly is an outcome.
+    pub async fn disturbed(
+        &self,
+        fault: FaultSpec,
+        reference: &Reference,
+    ) -> anyhow::Result<Outcome> {
+        let chaos = format!("chaos=[{}]", in_toml(fault));
+        let settings = [&SETTINGS[..], &[&chaos]].concat();
+        let id = self.submit(JOB, &settings)?.summary.id;
+        let mut pids = BTreeSet::new();
+        let over = wait_for("the job is over", DEADLINE, || async {
+            self.client.job(id).await.ok().filter(|job| job.summary.state.is_final())
+        })
+        .await;
+        let job = match over {
+            Ok(job) => job,
+            Err(_) => self.client.job(id).await?,
+        };
+        pids.extend(job.attempts.iter().flat_map(|it| &it.ranks).filter_map(|rank| rank.pid));
+        let view = job.faults.first().context("the job asked for a fault")?.clone();
+        let mut wrong = Vec::new();
+        judge(&job, &view, &mut wrong);
+        if job.summary.state == JobState::Succeeded {
+            if self.reference(&job).await? != *reference {
+                wrong.push("weights or curve differ from the undisturbed run".to_owned());
+            }
+            let ledger = self.client.ledger(id).await?;
+            let epochs: Vec<i64> = (0..STEPS / 12).collect();
+            if ledger.complete_epochs != epochs {
+                wrong.push(format!("complete epochs are {:?}", ledger.complete_epochs));
+            }
+        }
+        let gone = || async { pids.iter().all(|pid| !is_running(*pid)).then_some(()) };
+        if wait_for("its processes are gone", CLEAN_UP, gone).await.is_err() {
+            wrong.push("processes are left".to_owned());
+        }
+        Ok(Outcome { fault: view, wrong })
+    }
+
+    async fn reference(&self, job: &JobView) -> anyhow::Result<Reference> {
+        let last = job.checkpoints.first().context("a job leaves a checkpoint")?;
+        ensure!(last.step == Step(STEPS), "the last checkpoint is of step {}", last.step);
+        let curve = self.curve(job.summary.id).await?;
+        Ok(Reference { checkpoint: last.file.to_string(), curve })
+    }
+}
+
+/// What the end of the job should have been.
+fn judge(job: &JobView, view: &FaultView, wrong: &mut Vec<String>) {
+    let FaultSpec { kind, rank, .. } = view.fault;
+    if job.summary.state != JobState::Succeeded {
+        let said: Vec<&str> = job.failures.iter().map(|it| it.message.as_str()).collect();
+        wrong.push(format!("the job is {}: {said:?}", job.summary.state));
+    }
+    if view.injected_at.is_none() {
+        wrong.push("the fault has not happened".to_owned());
+    }
+    let (code, named, attempts) = match kind {
+        FaultKind::Kill => (Some(FailureCode::PeerGone), Some(rank), 1),
+        FaultKind::Freeze => (Some(FailureCode::NotEntered), Some(rank), 1),
+        FaultKind::Slow => (None, None, 1),
+        FaultKind::Corrupt => (Some(FailureCode::Diverged), Some(rank), 2),
+    };
+    if (view.verdict, view.named_rank) != (code, named) {
+        let (code, rank) = (view.verdict, view.named_rank);
+        wrong.push(format!("the verdict is {code:?} of {rank:?}"));
+    }
+    let verdicts = usize::from(code.is_some());
+    if job.failures.len() != verdicts {
+        wrong.push(format!("{} verdicts", job.failures.len()));
+    }
+    if job.attempts.len() != attempts {
+        wrong.push(format!("{} attempts", job.attempts.len()));
+    }
+    let is_success = |outcome| outcome == Some(AttemptOutcome::Succeeded);
+    if !job.attempts.first().is_some_and(|it| is_success(it.outcome)) {
+        wrong.push("the last attempt has not succeeded".to_owned());
+    }
+    if kind != FaultKind::Corrupt && view.steps_lost.is_some_and(|lost| lost != 0) {
+        wrong.push(format!("{:?} steps lost", view.steps_lost));
+    }
+}
+
+fn in_toml(fault: FaultSpec) -> String {
+    let FaultSpec { kind, target, rank, step, phase, milliseconds } = fault;
+    format!(
+        "{{kind=\"{kind}\",target=\"{target}\",rank={rank},step={step},phase=\"{phase}\",milliseconds={milliseconds}}}"
+    )
+}

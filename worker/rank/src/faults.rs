@@ -1,0 +1,81 @@
+//! Faults that the job asked for: this rank makes those happen that are meant for it.
+//!
+//! Each is told to the agent before it happens and has reached it by then, so that it happens once however often its step
+//! is done again, and by whichever process.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use lockstep_api::{FaultKind, FaultSpec, FaultTarget, Phase, RankConfig, RankMessage, Step};
+use rustix::process::{Signal, getpid, kill_process};
+
+use crate::link::AgentLink;
+
+/// How long the word of a fault may take to leave.
+const TELL_LIMIT: Duration = Duration::from_secs(2);
+
+/// What is still to happen to this rank. Clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct Faults {
+    link: AgentLink,
+    pending: Arc<Mutex<Vec<(i32, FaultSpec)>>>,
+}
+
+impl Faults {
+    /// Those of this rank that have not happened.
+    pub(crate) fn new(config: &RankConfig, link: &AgentLink) -> Self {
+        let planned = (0..).zip(config.spec.chaos.iter().copied());
+        let is_pending = |(index, fault): &(i32, FaultSpec)| {
+            fault.rank == config.rank && !config.faults_done.contains(index)
+        };
+        let pending = Arc::new(Mutex::new(planned.filter(is_pending).collect()));
+        Self { link: link.clone(), pending }
+    }
+
+    /// The rank begins this part of a step.
+    pub(crate) fn enter(&self, step: Step, phase: Phase) {
+        let is_due = |fault: &FaultSpec| {
+            fault.kind != FaultKind::Corrupt && (fault.step, fault.phase) == (step, phase)
+        };
+        while let Some(fault) = self.take(is_due) {
+            self.happen(fault);
+        }
+    }
+
+    /// Flips a bit of the weights if that is due in this step: the lowest of the first one's exponent.
+    pub(crate) fn corrupt(&self, step: Step, weights: &mut [f32]) {
+        let is_due = |fault: &FaultSpec| fault.kind == FaultKind::Corrupt && fault.step == step;
+        if self.take(is_due).is_some()
+            && let Some(first) = weights.first_mut()
+        {
+            *first = f32::from_bits(first.to_bits() ^ 1 << 23);
+        }
+    }
+
+    /// The next that is due, after its agent has been told.
+    fn take(&self, is_due: impl Fn(&FaultSpec) -> bool) -> Option<FaultSpec> {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = pending.iter().position(|(_, fault)| is_due(fault))?;
+        let (index, fault) = pending.remove(place);
+        drop(pending);
+        self.link.send(RankMessage::Fault { index });
+        self.link.flush(TELL_LIMIT);
+        Some(fault)
+    }
+
+    fn happen(&self, fault: FaultSpec) {
+        let signal = match (fault.target, fault.kind) {
+            // The agent has been told.
+            (FaultTarget::Agent, _) | (_, FaultKind::Corrupt) => return,
+            (FaultTarget::Rank, FaultKind::Slow) => {
+                return thread::sleep(Duration::from_millis(fault.milliseconds));
+            }
+            (FaultTarget::Rank, FaultKind::Kill) => Signal::KILL,
+            (FaultTarget::Rank, FaultKind::Freeze) => Signal::STOP,
+        };
+        if let Err(error) = kill_process(getpid(), signal) {
+            tracing::error!(%error, "a fault could not be made to happen");
+        }
+    }
+}
