@@ -187,7 +187,8 @@ fn judge(job: &JobView, view: &FaultView, wrong: &mut Vec<String>) {
     }
     let verdicts = usize::from(code.is_some());
     if job.failures.len() != verdicts {
-        wrong.push(format!("{} verdicts", job.failures.len()));
+        let said: Vec<&str> = job.failures.iter().map(|it| it.message.as_str()).collect();
+        wrong.push(format!("{} verdicts: {said:?}", said.len()));
     }
     if job.attempts.len() != attempts {
         wrong.push(format!("{} attempts", job.attempts.len()));

@@ -32,6 +32,8 @@ enum Name {
     Launch(Launch),
     /// One collective between two ranks, against the machine's own limit.
     Allreduce(allreduce::Allreduce),
+    /// From a failure (a killed or frozen rank, a lost node) to its verdict and to the next step.
+    Recover(Recover),
     /// One training step of two ranks, against PyTorch's data parallel.
     Ddp(ddp::Ddp),
     /// One training step, forward to optimizer, of the models in bench/README.md.
@@ -49,6 +51,17 @@ struct Launch {
     runs: u32,
 }
 
+/// Settings of `cargo xtask bench recover`.
+#[derive(Args)]
+struct Recover {
+    /// End with one JSON object on a line of its own.
+    #[arg(long)]
+    json: bool,
+    /// Ranks that are killed; half as many are frozen, and half as many nodes are lost.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+}
+
 impl Bench {
     /// Builds, measures.
     pub(crate) fn run(&self, root: &Utf8Path) -> anyhow::Result<()> {
@@ -60,6 +73,7 @@ impl Bench {
         };
         match &self.name {
             Name::Launch(launch) => launch.run(root, &all()?),
+            Name::Recover(recover) => recover.run(root, &all()?),
             Name::Step(step) => step.run(root, &all()?),
             Name::Allreduce(allreduce) => allreduce.run(root, &only(allreduce::PROGRAM)?),
             Name::Ddp(ddp) => ddp.run(root, &only(ddp::PROGRAM)?),
@@ -69,11 +83,27 @@ impl Bench {
 
 impl Launch {
     fn run(&self, root: &Utf8Path, programs: &Utf8Path) -> anyhow::Result<()> {
-        let mut measure = Command::new(programs.join("lockstep-bench"));
-        measure.current_dir(root).args(["launch", "--runs", &self.runs.to_string()]);
-        if self.json {
-            measure.arg("--json");
-        }
-        shell::run(&mut measure)
+        measure(root, programs, "launch", (self.runs, self.json))
     }
+}
+
+impl Recover {
+    fn run(&self, root: &Utf8Path, programs: &Utf8Path) -> anyhow::Result<()> {
+        measure(root, programs, "recover", (self.runs, self.json))
+    }
+}
+
+/// A benchmark of whole services.
+fn measure(
+    root: &Utf8Path,
+    programs: &Utf8Path,
+    name: &str,
+    (runs, json): (u32, bool),
+) -> anyhow::Result<()> {
+    let mut measure = Command::new(programs.join("lockstep-bench"));
+    measure.current_dir(root).args([name, "--runs", &runs.to_string()]);
+    if json {
+        measure.arg("--json");
+    }
+    shell::run(&mut measure)
 }

@@ -2,6 +2,7 @@
 
 mod arrows;
 mod bench;
+mod chaos;
 mod database;
 mod demo;
 mod example;
@@ -35,6 +36,8 @@ enum Task {
     Test(test::Test),
     /// Measures in a release build; with --json the last line is one JSON object.
     Bench(bench::Bench),
+    /// Hits jobs with drawn faults; fails if any is named wrongly, loses or repeats a sample, or ends with other weights.
+    Chaos(chaos::Chaos),
     /// Fails if a crate or a server module uses what the layout forbids.
     Arrows,
     /// Regenerates what is generated and committed: OpenAPI, TypeScript types, offline queries.
@@ -51,6 +54,7 @@ fn main() -> anyhow::Result<()> {
         Task::Example(example) => example.run(&root),
         Task::Test(test) => test.run(&root),
         Task::Bench(bench) => bench.run(&root),
+        Task::Chaos(chaos) => chaos.run(&root),
         Task::Arrows => arrows::run(&root),
         Task::Generate => generate::run(&root),
         Task::Db => database::run(&root),

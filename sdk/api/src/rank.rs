@@ -151,8 +151,13 @@ pub enum RankMessage {
     },
     /// Something broke; the rank leaves with status 1 after this.
     Failed(FailureReport),
-    /// The group broke, as the report says; the rank lives, keeps its state and waits for [`AgentMessage::Regroup`].
-    Interrupted(FailureReport),
+    /// The group broke; the rank lives, keeps its state and waits for [`AgentMessage::Regroup`].
+    Interrupted {
+        /// Of which generation the group was.
+        generation: Generation,
+        /// What this rank saw of it.
+        report: FailureReport,
+    },
     /// Training is over; the rank leaves with status 0 once the agent has answered [`AgentMessage::Released`].
     Done,
 }

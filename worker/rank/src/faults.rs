@@ -33,10 +33,12 @@ impl Faults {
         Self { link: link.clone(), pending }
     }
 
-    /// The rank begins this part of a step.
+    /// The rank begins this part of a step. A part that a step does not have (of a rank without samples, or no evaluation)
+    /// is over with the next one.
     pub(crate) fn enter(&self, step: Step, phase: Phase) {
+        let now = (step, place(phase));
         let is_due = |fault: &FaultSpec| {
-            fault.kind != FaultKind::Corrupt && (fault.step, fault.phase) == (step, phase)
+            fault.kind != FaultKind::Corrupt && (fault.step, place(fault.phase)) <= now
         };
         while let Some(fault) = self.take(is_due) {
             self.happen(fault);
@@ -77,5 +79,20 @@ impl Faults {
         if let Err(error) = kill_process(getpid(), signal) {
             tracing::error!(%error, "a fault could not be made to happen");
         }
+    }
+}
+
+/// Where in a step a phase comes; what belongs to no step comes before all.
+fn place(phase: Phase) -> u8 {
+    match phase {
+        Phase::Starting | Phase::Forming | Phase::Recovering => 0,
+        Phase::Data => 1,
+        Phase::Forward => 2,
+        Phase::Backward => 3,
+        Phase::Reduce => 4,
+        Phase::Optimizer => 5,
+        Phase::Evaluation => 6,
+        Phase::Checkpoint => 7,
+        Phase::Done => 8,
     }
 }

@@ -258,12 +258,12 @@ impl AgentLink {
                     let Ok(seat) = Seat::next(regroup, reader.get_mut().take(count)) else {
                         leave(STATUS_AGENT_GONE)
                     };
+                    // Whoever is still in the old group hears it here; before anybody can sit down in the new one.
+                    self.give_up_group();
                     let mut queue = self.lock();
                     (queue.seat, queue.is_interrupted) = (Some(seat), false);
                     drop(queue);
                     self.shared.changed.notify_all();
-                    // Whoever is still in the old one hears it here.
-                    self.give_up_group();
                 }
                 Ok(Ok(AgentMessage::Released)) => {
                     self.lock().is_released = true;

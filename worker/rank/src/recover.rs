@@ -4,7 +4,7 @@
 //! the end of the last one and others not. The rank that is furthest gives its state to all, those that took the place of
 //! lost ones included, and the step that was interrupted is done again. Its samples are the same: they follow from its number.
 
-use lockstep_api::{FailureCode, LogLevel, LogSource, Phase, RankMessage, Shard};
+use lockstep_api::{FailureCode, Generation, LogLevel, LogSource, Phase, RankMessage, Shard};
 use lockstep_ddp::Reducer;
 use lockstep_tensor::LossScaleState;
 
@@ -16,6 +16,8 @@ use crate::update;
 /// What is known of the group that a trainer joins.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Joining {
+    /// Its fencing number.
+    pub(crate) generation: Generation,
     /// Whether there was a group before it.
     pub(crate) is_anew: bool,
     /// Steps that the server has heard of.
@@ -54,8 +56,9 @@ impl Trainer<()> {
     }
 
     /// Says that the group is lost and waits for the next one. `None`: the rank is to leave.
-    pub(crate) fn next_seat(&mut self, failure: &Failure) -> Option<Seat> {
-        self.link.send(RankMessage::Interrupted(failure.report(&self.position)));
+    pub(crate) fn next_seat(&mut self, generation: Generation, failure: &Failure) -> Option<Seat> {
+        let report = failure.report(&self.position);
+        self.link.send(RankMessage::Interrupted { generation, report });
         self.position.enter(Phase::Recovering);
         let seat = self.link.next_seat()?;
         self.rank = seat.rank;
@@ -173,6 +176,6 @@ impl Joining {
     /// In the group of `seat`.
     pub(crate) fn new(seat: &Seat) -> Self {
         let steps_reported = seat.steps_reported.0.max(0).cast_unsigned();
-        Self { is_anew: seat.is_anew, steps_reported }
+        Self { generation: seat.generation, is_anew: seat.is_anew, steps_reported }
     }
 }

@@ -87,7 +87,9 @@ fn train(config: &RankConfig, link: &AgentLink, position: &Position) -> Result<(
             return Err(told(failure));
         }
         alone = left;
-        let Some(seat) = alone.next_seat(&failure) else { return Err(Reported) };
+        let Some(seat) = alone.next_seat(joining.generation, &failure) else {
+            return Err(Reported);
+        };
         joining = Joining::new(&seat);
         group = forming(seat).map_err(told)?;
     };

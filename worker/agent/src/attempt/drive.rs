@@ -503,7 +503,9 @@ impl Drive {
                 let report = self.with_positions(report);
                 self.act(Input::Failed { by: rank, report });
             }
-            RankMessage::Interrupted(report) => {
+            // What broke before this group began has been judged.
+            RankMessage::Interrupted { generation, .. } if generation < self.fence.generation => {}
+            RankMessage::Interrupted { generation: _, report } => {
                 let report = self.with_positions(report);
                 self.act(Input::Interrupted { by: rank, report });
             }

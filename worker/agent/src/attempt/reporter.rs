@@ -153,7 +153,7 @@ impl Reporter {
             | RankMessage::Checkpoint { .. }
             | RankMessage::Fault { .. }
             | RankMessage::Failed(_)
-            | RankMessage::Interrupted(_)
+            | RankMessage::Interrupted { .. }
             | RankMessage::Done => {}
         }
     }
