@@ -391,7 +391,10 @@ impl Attempt {
                     true => terms.timeouts.snapshot_of_nodes(),
                     false => terms.timeouts.snapshot(),
                 });
-                if self.gang.suspect.as_ref().is_some_and(|suspect| suspect.since + window <= now) {
+                let is_due = |suspect: &Suspect| {
+                    suspect.since + window <= now && self.gang.can_judge(suspect)
+                };
+                if self.gang.suspect.as_ref().is_some_and(is_due) {
                     return self.promote(vec![], (terms, now));
                 }
                 let failed = if self.gang.lease_expires_at <= now {

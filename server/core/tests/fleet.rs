@@ -194,8 +194,16 @@ impl Fleet {
         let members = places.iter().map(|(rank, node, _)| {
             let (node_name, readiness) = (node.to_string(), Readiness::default());
             let (place, process, first_generation) = (Place::Held, rank.0, next.generation);
-            let member =
-                Member { node: *node, node_name, place, readiness, process, first_generation };
+            let member = Member {
+                node: *node,
+                node_name,
+                place,
+                readiness,
+                process,
+                first_generation,
+                // Nobody is silent here for so long that it matters.
+                node_seen_at: DateTime::<Utc>::MAX_UTC,
+            };
             (*rank, member)
         });
         let gang = Gang {

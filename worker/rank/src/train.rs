@@ -1,6 +1,6 @@
 //! The loop: load → forward → backward → reduce → step → report → evaluate → checkpoint.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lockstep_api::{FailureCode, JobSpec, Phase, Rank, RankConfig};
 use lockstep_ddp::{GrainSums, Intent, Reducer, StepOutcome, Votes};
@@ -45,6 +45,8 @@ pub(crate) struct Trainer<G = Reducer> {
     pub(crate) follow_up: Option<bool>,
     /// Whether its state is the job's: not that of a process in the place of a lost one until it has taken over another's.
     pub(crate) is_healed: bool,
+    /// Whether a pause is announced to the group.
+    pub(crate) is_pausing: bool,
 }
 
 impl Trainer<()> {
@@ -73,6 +75,7 @@ impl Trainer<()> {
             told: Told::default(),
             follow_up: None,
             is_healed: !config.heals,
+            is_pausing: false,
         }
     }
 }
@@ -96,6 +99,7 @@ impl<G> Trainer<G> {
             told: self.told,
             follow_up: self.follow_up,
             is_healed: self.is_healed,
+            is_pausing: false,
         };
         (trainer, old)
     }
@@ -114,6 +118,8 @@ impl Trainer {
     /// What ended it.
     pub(crate) fn run(&mut self) -> Result<(), Failure> {
         self.announce();
+        // A group's first step may make a plan and memory that the later ones find.
+        self.pause(self.spec.timeouts.effective().collective())?;
         let steps_total = self.ready.schedule.steps_total();
         loop {
             if let Some(is_stopped) = self.follow_up {
@@ -137,6 +143,7 @@ impl Trainer {
             self.position.timeline().end_step();
             self.report(step, place, &outcome, (grad_norm, began.elapsed()));
             self.ready.next_step += 1;
+            self.end_pause()?;
             self.keep_statistics();
             self.follow_up = Some(outcome.stop);
         }
@@ -145,6 +152,20 @@ impl Trainer {
         self.checkpoints.finish()?;
         self.position.enter(Phase::Done);
         Ok(())
+    }
+
+    /// Others that miss this rank wait so much longer.
+    fn pause(&mut self, longest: Duration) -> Result<(), Failure> {
+        self.is_pausing = true;
+        let paused = self.ready.reducer.announce_pause(longest);
+        paused.map_err(|error| Failure::of_group(&error))
+    }
+
+    fn end_pause(&mut self) -> Result<(), Failure> {
+        if !std::mem::take(&mut self.is_pausing) {
+            return Ok(());
+        }
+        self.ready.reducer.end_pause().map_err(|error| Failure::of_group(&error))
     }
 
     /// What follows a step: evaluation and checkpoint, if they are due. Says whether training ends here. Done again, it
@@ -158,7 +179,10 @@ impl Trainer {
         }
         let is_stopping = is_stopped || (is_due && self.evaluate(self.ready.next_step)?);
         if is_stopping || self.is_checkpoint_due() {
+            // The one before may still be on its way to the disk.
+            self.pause(self.spec.timeouts.effective().pause())?;
             self.checkpoint()?;
+            self.end_pause()?;
         }
         Ok(is_stopping)
     }

@@ -47,6 +47,8 @@ pub struct Member {
     pub process: i32,
     /// The generation that it was started under.
     pub first_generation: Generation,
+    /// When its node was last heard.
+    pub node_seen_at: DateTime<Utc>,
 }
 
 /// What a rank needs before it can be started, if it is to meet ranks that share no memory with it.
@@ -151,6 +153,15 @@ impl Gang {
         self.members
             .values()
             .any(|member| member.place == Place::Held && !suspect.was_told_by(Some(member.node)))
+    }
+
+    /// Whether the nodes of those that the suspect names have been heard since: one that has not may be what is lost, and its
+    /// lease will tell.
+    pub(super) fn can_judge(&self, suspect: &Suspect) -> bool {
+        let named = verdict::culprits(&suspect.failure.report);
+        let members = named.iter().filter_map(|rank| self.members.get(rank));
+        let mut elsewhere = members.filter(|member| Some(member.node) != suspect.failure.node);
+        elsewhere.all(|member| suspect.since <= member.node_seen_at)
     }
 
     /// Marks held members as gone and tells whose slots are free now.

@@ -135,6 +135,7 @@ impl Attempt {
             let place = places.get(&rank).cloned();
             if let Some(place) = &place {
                 (member.node, member.node_name) = (place.node, place.node_name.clone());
+                member.node_seen_at = now;
             }
             (member.place, member.process) = (Place::Held, gang.next_process);
             member.first_generation = gang.generation;

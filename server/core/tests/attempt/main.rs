@@ -43,7 +43,15 @@ fn placed(nodes: &[u128]) -> Attempt {
         let (place, readiness) = (Place::Held, Readiness::default());
         let (process, first_generation) = (rank, GENERATION);
         let node = node(number);
-        let member = Member { node, node_name, place, readiness, process, first_generation };
+        let member = Member {
+            node,
+            node_name,
+            place,
+            readiness,
+            process,
+            first_generation,
+            node_seen_at: DateTime::<Utc>::MAX_UTC,
+        };
         (Rank(rank), member)
     });
     Attempt::placed(Gang {

@@ -66,6 +66,23 @@ fn a_frozen_rank_is_replaced_once_nothing_else_explains_why_it_is_missed() {
 }
 
 #[test]
+fn a_rank_that_is_missed_on_a_silent_node_waits_for_the_nodes_lease() {
+    let symptom = says(1, failed(FailureCode::PeerGone, Some(1)));
+    let (mut attempt, _) = go(at_work(&[1, 2]), &[(100, symptom)]);
+    let seen_at = |attempt: &mut Attempt, ms| {
+        attempt.gang.members.get_mut(&Rank(1)).unwrap().node_seen_at = at(ms);
+    };
+    seen_at(&mut attempt, 99);
+    assert_eq!(go(attempt.clone(), &[(5_000, Event::Tick)]), (attempt.clone(), vec![]));
+    let lost = Event::NodeLost { node: node(2), loss: NodeLoss::LeaseExpired };
+    let (_, effects) = go(attempt.clone(), &[(6_000, lost)]);
+    assert_eq!(filed(&effects), [(FailureCode::NodeLost, None, Standing::Verdict)]);
+    seen_at(&mut attempt, 100);
+    let (_, effects) = go(attempt, &[(5_000, Event::Tick)]);
+    assert_eq!(effects[0], Effect::PromoteSuspect, "the node lives, the rank does not answer");
+}
+
+#[test]
 fn what_a_node_says_of_the_group_before_changes_nothing_unless_a_rank_that_goes_on_is_gone() {
     let (attempt, _) = go(at_work(&[1, 1, 1]), &[(10, says(1, exit(1, None, Some(9))))]);
     let late = [

@@ -149,6 +149,7 @@ async fn members(
             prepared_at IS NOT NULL AS "is_prepared!",
             evicted_at IS NOT NULL  AS "is_vacant!",
             first_generation AS "first_generation: Generation",
+            node.last_seen_at AS node_seen_at,
             process, exit_code, signal, finished_at, released_at
         FROM group_member JOIN node USING (node_id)
         WHERE attempt_id = ANY($1) ORDER BY attempt_id, rank, process DESC
@@ -174,6 +175,7 @@ async fn members(
             readiness,
             process: row.process,
             first_generation: row.first_generation,
+            node_seen_at: row.node_seen_at,
         };
         members.entry(row.attempt_id).or_default().insert(row.rank, member);
     }
