@@ -8,6 +8,7 @@ mod common;
 mod agents;
 mod attempts;
 mod checkpoints;
+mod chunk_store;
 mod data;
 mod events;
 mod gangs;

@@ -47,9 +47,6 @@ pub(crate) async fn file(
 /// One short transaction a chunk: a slow reader holds no connection. A chunk that is gone cuts the body short of its announced
 /// length, which the reader notices.
 async fn read_chunk(app: App, project: ProjectId, digest: Digest) -> Result<Bytes, Problem> {
-    let mut tx = app.db.project(project).await?;
-    let chunk = data::store::find_chunk(&mut tx, project, &digest).await?;
-    tx.rollback().await?;
-    let chunk = chunk.ok_or_else(|| Problem::not_found("chunk", digest))?;
-    Ok(Bytes::from(chunk))
+    let chunk = data::chunks::read(&app, project, &digest).await?;
+    chunk.ok_or_else(|| Problem::not_found("chunk", digest))
 }

@@ -68,7 +68,7 @@ pub(crate) async fn publish(
     let keep =
         drive.job(held.job_id).map_or(1, |job| i64::from(job.spec.checkpoint.keep_last.max(1)));
     let older = store::delete_older(&mut tx, held.job_id, keep).await?;
-    data::collect::collect_files(&mut tx, held.project_id, &older).await?;
+    data::collect::collect_files(&mut tx, held.project_id, &older, now).await?;
     drive.note(held.job_id, JobEventKind::Checkpoint);
     let announcement = drive.finish(&mut tx).await?;
     tx.commit().await?;
