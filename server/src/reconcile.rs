@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::app::App;
 use crate::problem::Problem;
-use crate::{attempts, data, nodes};
+use crate::{attempts, checkpoints, data, nodes};
 
 /// It looks at least so often.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -101,6 +101,7 @@ pub async fn pass(app: &App) -> Result<Soon, Problem> {
     nodes::reconcile::expire(app).await?;
     let soon = attempts::reconcile::tick(app).await?;
     attempts::reconcile::place(app).await?;
+    checkpoints::reconcile::let_go(app).await?;
     Ok(soon)
 }
 

@@ -15,6 +15,7 @@ mod gangs;
 mod jobs;
 mod openapi;
 mod problems;
+mod retention;
 mod schema;
 mod secrets;
 mod timeline;

@@ -8,6 +8,7 @@ pub mod job;
 pub mod lease;
 pub mod ledger;
 pub mod placement;
+pub mod retention;
 pub mod timeouts;
 pub mod verdict;
 
@@ -19,5 +20,6 @@ pub use job::{Job, JobEffect, JobEvent, JobStepError, RetryBudget};
 pub use lease::{LeaseTerms, LeaseTermsError};
 pub use ledger::{complete_epochs, counts_below};
 pub use placement::{Decision, NodeOffer, Placed, Reason, Request, SlotOffer, schedule};
+pub use retention::{Published, superfluous};
 pub use timeouts::Timeouts;
 pub use verdict::{Failure, Grade, Standing};

@@ -5,6 +5,7 @@
 //! digests (`sha256:…`) or, for data, the name of a registered dataset.
 
 mod check;
+mod checkpoint;
 mod count;
 mod ddp;
 mod layers;
@@ -28,6 +29,7 @@ use serde_json::Value;
 use crate::DeviceKind;
 
 pub use check::{MAX_PARAMETERS, MAX_STEPS};
+pub use checkpoint::*;
 pub use ddp::*;
 pub use layers::*;
 pub use model::*;
@@ -66,7 +68,7 @@ pub struct JobSpec {
     /// The one time limit that the others are derived from.
     #[serde(default)]
     pub timeouts: TimeoutSpec,
-    /// When to keep the state.
+    /// When the state is saved, and which checkpoints are kept.
     #[serde(default)]
     pub checkpoint: CheckpointSpec,
     /// What a failure costs.
@@ -176,22 +178,6 @@ pub struct TimeoutSpec {
 impl Default for TimeoutSpec {
     fn default() -> Self {
         Self { collective: "60s".to_owned() }
-    }
-}
-
-/// When to keep the state.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct CheckpointSpec {
-    /// Every so many optimizer steps; one is always made at the end. Absent: only at the end.
-    pub every_steps: Option<u64>,
-    /// How many to keep.
-    pub keep_last: u32,
-}
-
-impl Default for CheckpointSpec {
-    fn default() -> Self {
-        Self { every_steps: None, keep_last: 2 }
     }
 }
 

@@ -3,6 +3,7 @@
 mod held;
 mod network;
 mod read;
+mod resume;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,6 +24,7 @@ pub(crate) use held::{
 };
 pub(crate) use network::{Peer, peers, record_endpoints, record_prepared};
 pub(crate) use read::{Assigned, Branch, assigned, branch, newest, steps_done, views};
+pub(crate) use resume::{ended_holding, let_go, resumed_from};
 
 /// An attempt whose row this transaction holds.
 #[derive(Debug, Clone)]

@@ -165,6 +165,24 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/checkpoints/{id}/pin": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /** Keeps a checkpoint until it is unpinned, whatever `keep_last` and `keep_best` say. Safe to repeat. */
+        put: operations["pin_checkpoint"];
+        post?: never;
+        /** Leaves a checkpoint to `keep_last` and `keep_best`: if they do not keep it, it is gone at once. Safe to repeat. */
+        delete: operations["unpin_checkpoint"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/chunks/missing": {
         parameters: {
             query?: never;
@@ -793,6 +811,27 @@ export interface components {
             vocab_size: number;
         };
         /**
+         * @description Which of two values is better.
+         * @enum {string}
+         */
+        BestMode: "min" | "max";
+        /**
+         * @description What a checkpoint is judged by: a value of the evaluation after the same step. One without a finite value is not
+         *     among the best; of equals the older is.
+         */
+        BestSpec: {
+            /**
+             * @description `eval/loss`, `eval/accuracy`, …
+             * @default eval/loss
+             */
+            metric: string;
+            /**
+             * @description Whether less or more of it is better.
+             * @default min
+             */
+            mode: components["schemas"]["BestMode"];
+        };
+        /**
          * @description Whose fault a failure is. Budgets for retries are kept apart.
          * @enum {string}
          */
@@ -802,8 +841,16 @@ export interface components {
          * @description One published checkpoint.
          */
         CheckpointId: string;
-        /** @description When to keep the state. */
+        /** @description When the state is saved, and which checkpoints are kept: the newest, the best, and those that someone has pinned. */
         CheckpointSpec: {
+            /**
+             * @description Which ones are the best.
+             * @default {
+             *       "metric": "eval/loss",
+             *       "mode": "min"
+             *     }
+             */
+            best: components["schemas"]["BestSpec"];
             /**
              * Format: int64
              * @description Every so many optimizer steps; one is always made at the end. Absent: only at the end.
@@ -812,7 +859,13 @@ export interface components {
             every_steps: number | null;
             /**
              * Format: int32
-             * @description How many to keep.
+             * @description How many of the best to keep, which may be among the newest. 0 to 20. Above 0 it wants `data.eval`.
+             * @default 0
+             */
+            keep_best: number;
+            /**
+             * Format: int32
+             * @description How many of the newest to keep. 1 to 100.
              * @default 2
              */
             keep_last: number;
@@ -830,6 +883,8 @@ export interface components {
             file: components["schemas"]["Digest"];
             /** @description Its id. */
             id: components["schemas"]["CheckpointId"];
+            /** @description Whether it is kept until someone unpins it, whatever the job says. */
+            is_pinned: boolean;
             /**
              * Format: int64
              * @description Length in bytes.
@@ -1438,7 +1493,7 @@ export interface components {
         JobId: string;
         /** @description A job. */
         JobSpec: {
-            /** @description When to keep the state. */
+            /** @description When the state is saved, and which checkpoints are kept. */
             checkpoint?: components["schemas"]["CheckpointSpec"];
             /** @description What it is trained on. */
             data: components["schemas"]["DataSpec"];
@@ -3233,6 +3288,89 @@ export interface operations {
                 content: {
                     "application/octet-stream": number[];
                 };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description What went wrong */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBody"];
+                };
+            };
+        };
+    };
+    pin_checkpoint: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: components["schemas"]["CheckpointId"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CheckpointView"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description What went wrong */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBody"];
+                };
+            };
+        };
+    };
+    unpin_checkpoint: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: components["schemas"]["CheckpointId"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Not pinned any more */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             404: {
                 headers: {

@@ -1,5 +1,6 @@
 //! Ranges, and what settings ask of each other: everything that can be said without components, data or weights.
 
+mod checkpoint;
 mod ddp;
 mod model;
 mod train;
@@ -37,10 +38,7 @@ impl JobSpec {
                 || format!("expected 500ms to 60m, got {:?}", self.timeouts.collective),
             ),
         }
-        if let Some(steps) = self.checkpoint.every_steps {
-            check.range("checkpoint.every_steps", steps, 1, MAX_STEPS);
-        }
-        check.range("checkpoint.keep_last", self.checkpoint.keep_last, 1, 100);
+        check.checkpoint(self);
         check.range("retry.user", self.retry.user, 0, 100);
         check.range("retry.infrastructure", self.retry.infrastructure, 0, 100);
         check.range("trace.first_steps", self.trace.first_steps, 0, MAX_FIRST_STEPS);
