@@ -101,6 +101,8 @@ CREATE TABLE chaos_fault (
     PRIMARY KEY (job_id, fault_index)
 );
 
+-- Its step is the watermark of metrics: an attempt that resumes from it begins at that step (attempt.first_step), and what
+-- earlier attempts measured past it is hidden from then on.
 CREATE TABLE checkpoint (
     checkpoint_id uuid PRIMARY KEY,
     project_id    uuid NOT NULL REFERENCES project,
@@ -111,15 +113,19 @@ CREATE TABLE checkpoint (
     next_position bigint NOT NULL,
     file_digest   text NOT NULL,
     size_bytes    bigint NOT NULL,
-    -- Metrics of steps below this belong to the saved state; a resume hides later ones of earlier attempts.
-    metrics_watermark bigint NOT NULL,
     created_at    timestamptz NOT NULL,
+    -- Kept whatever the job says, until it is unpinned.
+    pinned_at     timestamptz,
     CONSTRAINT checkpoint_is_a_file FOREIGN KEY (project_id, file_digest) REFERENCES file (project_id, digest),
     CONSTRAINT checkpoint_step_is_unique_in_attempt UNIQUE (attempt_id, step)
 );
 CREATE INDEX checkpoint_newest_first ON checkpoint (job_id, step DESC);
+-- An attempt that has not ended holds the checkpoint that it resumes from, whatever newer ones there are.
 ALTER TABLE attempt ADD CONSTRAINT attempt_resumes_from_a_checkpoint
     FOREIGN KEY (resume_checkpoint_id) REFERENCES checkpoint ON DELETE SET NULL;
+-- Those that have ended and still hold one: retention looks at their jobs once more.
+CREATE INDEX attempt_has_ended_and_holds_a_checkpoint ON attempt (job_id)
+    WHERE state = 'ended' AND resume_checkpoint_id IS NOT NULL;
 
 -- An outbox a job: sequence numbers are taken under the job row's lock, so a reader that goes by them misses nothing.
 CREATE TABLE job_event (

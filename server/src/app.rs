@@ -8,6 +8,7 @@ use rand::rngs::StdRng;
 use rand::{RngCore as _, SeedableRng as _};
 use tokio::sync::{Semaphore, broadcast, watch};
 
+use crate::chunk_store::ChunkStore;
 use crate::config::Settings;
 use crate::db::Db;
 use crate::jobs::materials::Materials;
@@ -40,10 +41,12 @@ pub struct App {
     pub streams: Arc<Semaphore>,
     /// Components and datasets on this machine.
     pub materials: Arc<Materials>,
+    /// Where the bytes of new chunks go.
+    pub chunks: ChunkStore,
 }
 
 impl App {
-    /// Puts the parts together.
+    /// Puts the parts together. Chunks go into the database.
     pub fn new(
         db: Db,
         clock: Clock,
@@ -61,7 +64,14 @@ impl App {
             streams: Arc::new(Semaphore::new(OPEN_STREAMS)),
             materials: Arc::new(Materials::new(settings.data_dir.join("check"))),
             settings: Arc::new(settings),
+            chunks: ChunkStore::Postgres,
         }
+    }
+
+    /// With chunks somewhere else.
+    #[must_use]
+    pub fn with_chunks(self, chunks: ChunkStore) -> Self {
+        Self { chunks, ..self }
     }
 
     /// A new id: `app.new_id(JobId::new)`.

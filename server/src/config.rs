@@ -6,6 +6,8 @@ use std::time::Duration;
 use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand};
 
+use crate::chunk_store::ChunkStoreUrl;
+
 /// The control plane of Lockstep.
 #[derive(Parser)]
 #[command(name = "lockstep-server", version)]
@@ -52,6 +54,16 @@ pub struct ServeArgs {
     /// Folder for caches. Everything that matters is in the database.
     #[arg(long, env = "LOCKSTEP_SERVER_DATA_DIR")]
     pub data_dir: Utf8PathBuf,
+    /// Where the bytes of chunks are stored: `postgres:`, `file:///folder`, `s3://bucket/prefix`, `gs://bucket/prefix` or
+    /// `az://container/prefix`. Credentials come from the provider's own environment variables.
+    #[arg(
+        long,
+        env = "LOCKSTEP_SERVER_CHUNK_STORE",
+        hide_env_values = true,
+        value_name = "URL",
+        default_value = "postgres:"
+    )]
+    pub chunk_store: String,
     /// How often agents send a heartbeat, milliseconds.
     #[arg(long, env = "LOCKSTEP_SERVER_HEARTBEAT_MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     pub heartbeat_ms: u64,
@@ -98,6 +110,14 @@ pub struct Settings {
 }
 
 impl ServeArgs {
+    /// Where chunks are stored. Not parsed by clap, which would repeat what it refuses.
+    ///
+    /// # Errors
+    /// A sentence that names the setting.
+    pub fn chunk_store_url(&self) -> Result<ChunkStoreUrl, String> {
+        self.chunk_store.parse().map_err(|error| format!("--chunk-store: {error}"))
+    }
+
     /// Checks what clap cannot.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! statement) and `data::collect` (what nothing refers to any more) speak SQL.
 
 pub mod app;
+pub mod chunk_store;
 pub mod config;
 pub mod db;
 pub mod init;

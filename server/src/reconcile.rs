@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::app::App;
 use crate::problem::Problem;
-use crate::{attempts, nodes};
+use crate::{attempts, checkpoints, data, nodes};
 
 /// It looks at least so often.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -13,6 +13,11 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_millis(50);
 /// Pause after a pass that failed: the database is away.
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// How often the chunk store is swept.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// Pause after a sweep that failed.
+const SWEEP_PAUSE: Duration = Duration::from_secs(60);
 
 /// Whether something is about to be due before the timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,10 +28,35 @@ pub enum Soon {
     No,
 }
 
-/// Starts the loop; it ends with the service.
+/// Starts the loops; they end with the service.
 pub fn spawn(app: &App) {
     let task = run(app.clone());
     app.shutdown.spawn(task);
+    let task = run_sweeps(app.clone());
+    app.shutdown.spawn(task);
+}
+
+async fn run_sweeps(app: App) {
+    loop {
+        let pause = match sweep(&app).await {
+            Ok(()) => SWEEP_INTERVAL,
+            Err(problem) => {
+                complain(&problem);
+                SWEEP_PAUSE
+            }
+        };
+        if wait(&app, pause).await == Next::End {
+            return;
+        }
+    }
+}
+
+/// Removes what chunks have left in the chunk store, once.
+///
+/// # Errors
+/// A database or a store that does not answer; the next look tries again.
+pub async fn sweep(app: &App) -> Result<(), Problem> {
+    data::reconcile::sweep(app).await
 }
 
 async fn run(app: App) {
@@ -62,7 +92,8 @@ async fn run(app: App) {
     }
 }
 
-/// Looks at everything once: silent nodes, time, then the queue, which gets what the first two have freed.
+/// Looks at everything once: silent nodes, time, then the queue, which gets what the first two have freed; then what
+/// nobody keeps any more.
 ///
 /// # Errors
 /// A database that does not answer; the next pass tries again.
@@ -70,6 +101,7 @@ pub async fn pass(app: &App) -> Result<Soon, Problem> {
     nodes::reconcile::expire(app).await?;
     let soon = attempts::reconcile::tick(app).await?;
     attempts::reconcile::place(app).await?;
+    checkpoints::reconcile::let_go(app).await?;
     Ok(soon)
 }
 

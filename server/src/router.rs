@@ -55,6 +55,7 @@ fn json_routes() -> OpenApiRouter<App> {
         .routes(routes!(progress::http::log))
         .routes(routes!(progress::http::ledger))
         .routes(routes!(progress::http::timeline))
+        .routes(routes!(checkpoints::http::pin_checkpoint, checkpoints::http::unpin_checkpoint))
         .routes(routes!(nodes::http::list))
 }
 

@@ -9,6 +9,7 @@ use lockstep_service::{Clock, Shutdown};
 use tokio::net::TcpListener;
 
 use crate::app::{App, Random};
+use crate::chunk_store::ChunkStore;
 use crate::config::ServeArgs;
 use crate::db::Db;
 use crate::router::router;
@@ -29,12 +30,17 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         "--rank-binary: there is no program {}",
         settings.rank_binary
     );
+    let chunk_store = args.chunk_store_url().map_err(anyhow::Error::msg)?;
+    let chunks = ChunkStore::open(&chunk_store, environment()).context("--chunk-store")?;
     std::fs::create_dir_all(&settings.data_dir)
         .with_context(|| format!("making {}", settings.data_dir))?;
     Db::migrate(&args.database_url).await.context("migrating the database")?;
     let db = Db::connect(&args.database_url).await.context("connecting to the database")?;
     let shutdown = Shutdown::new();
-    let app = App::new(db.clone(), Clock::system(), Random::system(), shutdown.clone(), settings);
+    let random = Random::system();
+    chunks.probe(random.bytes()).await.with_context(|| format!("--chunk-store {chunk_store}"))?;
+    let app = App::new(db.clone(), Clock::system(), random, shutdown.clone(), settings);
+    let app = app.with_chunks(chunks);
 
     crate::reconcile::spawn(&app);
 
@@ -67,6 +73,12 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
 fn own_folder() -> Option<Utf8PathBuf> {
     let program = Utf8PathBuf::from_path_buf(std::env::current_exe().ok()?).ok()?;
     program.parent().map(Utf8Path::to_path_buf)
+}
+
+/// The variables that are text: object stores find their credentials and settings among them.
+fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os()
+        .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
 }
 
 /// A reader never sees half of it.

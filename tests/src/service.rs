@@ -34,6 +34,8 @@ pub struct Service {
     url: String,
     /// Where the server listens at first.
     listen: String,
+    /// Besides what every server here is told.
+    server_arguments: Vec<String>,
     token: String,
     join_token: String,
     server: Option<Process>,
@@ -65,6 +67,17 @@ impl Service {
         Ok(service)
     }
 
+    /// The same with more words on the server's command line.
+    ///
+    /// # Errors
+    /// When anything does not come up.
+    pub async fn start_with(slots: u32, server_arguments: &[&str]) -> anyhow::Result<Self> {
+        let words = server_arguments.iter().map(|word| (*word).to_owned()).collect();
+        let mut service = Self::start_server_of("127.0.0.1", words).await?;
+        service.add_agent("first", slots).await?;
+        Ok(service)
+    }
+
     /// A server without agents.
     ///
     /// # Errors
@@ -78,6 +91,10 @@ impl Service {
     /// # Errors
     /// When it does not come up.
     pub async fn start_server_at(address: &str) -> anyhow::Result<Self> {
+        Self::start_server_of(address, Vec::new()).await
+    }
+
+    async fn start_server_of(address: &str, server_arguments: Vec<String>) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("lockstep-e2e-").tempdir()?;
         let path = utf8(&folder)?.to_owned();
         let cluster = tokio::task::spawn_blocking(move || {
@@ -99,6 +116,7 @@ impl Service {
             client: Client::anonymous("http://127.0.0.1:1")?,
             url: String::new(),
             listen: format!("{address}:0"),
+            server_arguments,
             token: credentials.token,
             join_token: credentials.join_token,
             server: None,
@@ -163,7 +181,7 @@ impl Service {
             "--lease-ms",
             &lease_ms.to_string(),
         ]);
-        command.args(["--port-file", port_file.as_str()]);
+        command.args(["--port-file", port_file.as_str()]).args(&self.server_arguments);
         self.server = Some(Process::start(&mut command, &folder.join("server.log"))?);
         let url = wait_for("the server is ready", READY, || async {
             std::fs::read_to_string(&port_file).ok().filter(|text| text.ends_with('\n'))

@@ -66,7 +66,11 @@ const CRATES: &[(&str, &[&str])] = &[
 ];
 
 /// Crates that only some may use, tests included: they are what makes a build slow or unsafe.
-const HEAVY: &[(&str, &[&str])] = &[("wasmtime", &["lockstep-sandbox"])];
+const HEAVY: &[(&str, &[&str])] = &[
+    ("wasmtime", &["lockstep-sandbox"]),
+    // With it come TLS and the protocols of three clouds.
+    ("object_store", &["lockstep-server"]),
+];
 
 /// One edge that the layout does not allow.
 #[derive(Debug, PartialEq, Eq)]

@@ -200,6 +200,8 @@ pub struct CheckpointView {
     pub size_bytes: i64,
     /// When it was published.
     pub created_at: DateTime<Utc>,
+    /// Whether it is kept until someone unpins it, whatever the job says.
+    pub is_pinned: bool,
 }
 
 /// One series of a job, the newest attempt's value for each step.

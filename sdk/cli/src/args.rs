@@ -92,7 +92,7 @@ pub(crate) enum Verb {
     Trace(TraceArgs),
     /// Ask a job to end
     Cancel(JobArgs),
-    /// List and fetch checkpoints
+    /// List, fetch and pin checkpoints
     #[command(subcommand)]
     Checkpoint(CheckpointVerb),
     /// Go on with a text, by a language model's checkpoint
@@ -139,6 +139,10 @@ pub(crate) struct UpArgs {
         conflicts_with = "database_url"
     )]
     pub(crate) postgres_bin: Option<Utf8PathBuf>,
+    /// Where chunks of data and checkpoints go: postgres:, file:///folder, s3://bucket/prefix, gs://…, az://… [default: the
+    /// database]
+    #[arg(long, env = "LOCKSTEP_CHUNK_STORE", hide_env_values = true, value_name = "URL")]
+    pub(crate) chunk_store: Option<String>,
     /// Write {url, token, profile} as JSON here once ready
     #[arg(long, value_name = "FILE")]
     pub(crate) ready_file: Option<Utf8PathBuf>,
@@ -228,6 +232,21 @@ pub(crate) enum CheckpointVerb {
     List(JobArgs),
     /// Fetch a checkpoint as one safetensors file
     Download(DownloadArgs),
+    /// Keep a checkpoint until it is unpinned, whatever keep_last and keep_best say
+    Pin(PinArgs),
+    /// Leave a checkpoint to keep_last and keep_best: if they do not keep it, it is gone at once
+    Unpin(PinArgs),
+}
+
+/// Of `checkpoint pin` and `checkpoint unpin`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PinArgs {
+    /// Checkpoint, or a job (its newest checkpoint)
+    #[arg(value_name = "JOB|CHECKPOINT")]
+    pub(crate) of: String,
+    /// Of a job: the checkpoint after so many steps
+    #[arg(long, value_name = "N")]
+    pub(crate) step: Option<i64>,
 }
 
 /// Of `checkpoint download`.

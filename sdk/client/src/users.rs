@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 use lockstep_api::{
-    CreateJoinToken, CreateToken, DatasetView, Digest, FileManifest, JobId, JobSpec, JobSummary,
-    JobView, JoinToken, LedgerView, ListJobs, LogLine, Me, MetricSeries, MissingRequest,
-    MissingResponse, NewToken, NodeView, Page, ReadLog, ReadTimeline, RegisterDataset, Step,
-    StepTimeline, TokenId, TokenList, TokenView,
+    CheckpointId, CheckpointView, CreateJoinToken, CreateToken, DatasetView, Digest, FileManifest,
+    JobId, JobSpec, JobSummary, JobView, JoinToken, LedgerView, ListJobs, LogLine, Me,
+    MetricSeries, MissingRequest, MissingResponse, NewToken, NodeView, Page, ReadLog, ReadTimeline,
+    RegisterDataset, Step, StepTimeline, TokenId, TokenList, TokenView,
 };
 use reqwest::Method;
 use reqwest::header::HeaderValue;
@@ -229,6 +229,21 @@ impl Client {
             call = call.query("cursor", cursor);
         }
         self.repeat(call).await
+    }
+
+    /// Keeps a checkpoint until it is unpinned. Safe to repeat.
+    ///
+    /// # Errors
+    /// [`ProblemCode::NotFound`](lockstep_api::ProblemCode) when it is gone; `Conflict` when the job has as many pinned
+    /// ones as it may.
+    pub async fn pin_checkpoint(&self, id: CheckpointId) -> Result<CheckpointView, ClientError> {
+        self.repeat(self.call(Method::PUT, &["v1", "checkpoints", &id.to_string(), "pin"])).await
+    }
+
+    /// Leaves a checkpoint to what its job keeps: it may be gone at once. Safe to repeat.
+    pub async fn unpin_checkpoint(&self, id: CheckpointId) -> Result<(), ClientError> {
+        let call = self.call(Method::DELETE, &["v1", "checkpoints", &id.to_string(), "pin"]);
+        self.repeat_unit(call).await
     }
 
     /// Every node of the organisation.

@@ -156,6 +156,7 @@ fn checkpoint(content: &[u8]) -> CheckpointView {
         file: Digest::of(content),
         size_bytes: i64::try_from(content.len()).unwrap(),
         created_at: "2026-01-01T00:00:00Z".parse().unwrap(),
+        is_pinned: false,
     }
 }
 

@@ -57,10 +57,14 @@ pub(crate) async fn put_chunk(
     Body(bytes): Body,
 ) -> Result<axum::http::StatusCode, Problem> {
     data::readback::verify(&digest, &bytes).await?;
+    let fence = fence(query);
     let mut tx = app.db.system().await?;
-    let held =
-        attempts::hold_fence(&mut tx, node.node_id, fence(query)).await?.ok_or(Problem::Fenced)?;
-    data::store::put_chunk(&mut tx, held.project_id, &digest, &bytes, app.clock.now()).await?;
+    let held = attempts::hold_fence(&mut tx, node.node_id, fence).await?.ok_or(Problem::Fenced)?;
+    tx.rollback().await?;
+    let placed = data::chunks::place(&app, held.project_id, &digest, bytes).await?;
+    let mut tx = app.db.system().await?;
+    attempts::hold_fence(&mut tx, node.node_id, fence).await?.ok_or(Problem::Fenced)?;
+    data::chunks::record(&app, &mut tx, held.project_id, &digest, placed).await?;
     tx.commit().await?;
     Ok(axum::http::StatusCode::NO_CONTENT)
 }
@@ -87,6 +91,7 @@ pub(crate) async fn get_chunk(
     let chunk = data::store::find_chunk(&mut tx, held.project_id, &digest).await?;
     tx.rollback().await?;
     let chunk = chunk.ok_or_else(|| Problem::not_found("chunk", digest))?;
+    let chunk = data::chunks::fetch(&app, chunk).await?;
     let kind = HeaderValue::from_static("application/octet-stream");
     Ok(([(header::CONTENT_TYPE, kind)], chunk).into_response())
 }

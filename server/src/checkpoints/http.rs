@@ -1,16 +1,16 @@
 //! `/v1/checkpoints`: HTTP in, HTTP out.
 
 use axum::extract::State;
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::TryStreamExt as _;
-use lockstep_api::{CheckpointId, Digest, ProblemBody, ProjectId};
+use lockstep_api::{CheckpointId, CheckpointView, Digest, ProblemBody, ProjectId, Role};
 
 use crate::app::App;
-use crate::checkpoints::store;
+use crate::checkpoints::{pin, store};
 use crate::data;
-use crate::extract::{Caller, Path};
+use crate::extract::{Caller, Json, Path};
 use crate::problem::Problem;
 
 /// A checkpoint's file, `safetensors`.
@@ -47,9 +47,39 @@ pub(crate) async fn file(
 /// One short transaction a chunk: a slow reader holds no connection. A chunk that is gone cuts the body short of its announced
 /// length, which the reader notices.
 async fn read_chunk(app: App, project: ProjectId, digest: Digest) -> Result<Bytes, Problem> {
-    let mut tx = app.db.project(project).await?;
-    let chunk = data::store::find_chunk(&mut tx, project, &digest).await?;
-    tx.rollback().await?;
-    let chunk = chunk.ok_or_else(|| Problem::not_found("chunk", digest))?;
-    Ok(Bytes::from(chunk))
+    let chunk = data::chunks::read(&app, project, &digest).await?;
+    chunk.ok_or_else(|| Problem::not_found("chunk", digest))
+}
+
+/// Keeps a checkpoint until it is unpinned, whatever `keep_last` and `keep_best` say. Safe to repeat.
+#[utoipa::path(
+    put, path = "/v1/checkpoints/{id}/pin", operation_id = "pin_checkpoint", tag = "checkpoints", params(("id" = CheckpointId, Path)),
+    responses(
+        (status = 200, body = CheckpointView), (status = 404, body = ProblemBody), (status = 409, body = ProblemBody),
+    ),
+)]
+#[tracing::instrument(name = "checkpoints.pin", skip_all, fields(checkpoint.id = %id))]
+pub(crate) async fn pin_checkpoint(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<CheckpointId>,
+) -> Result<Json<CheckpointView>, Problem> {
+    caller.require(Role::Member)?;
+    pin::pin(&app, &caller, id).await.map(Json)
+}
+
+/// Leaves a checkpoint to `keep_last` and `keep_best`: if they do not keep it, it is gone at once. Safe to repeat.
+#[utoipa::path(
+    delete, path = "/v1/checkpoints/{id}/pin", operation_id = "unpin_checkpoint", tag = "checkpoints", params(("id" = CheckpointId, Path)),
+    responses((status = 204, description = "Not pinned any more"), (status = 404, body = ProblemBody)),
+)]
+#[tracing::instrument(name = "checkpoints.unpin", skip_all, fields(checkpoint.id = %id))]
+pub(crate) async fn unpin_checkpoint(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<CheckpointId>,
+) -> Result<StatusCode, Problem> {
+    caller.require(Role::Member)?;
+    pin::unpin(&app, &caller, id).await?;
+    Ok(StatusCode::NO_CONTENT)
 }

@@ -5,6 +5,7 @@ use lockstep_api::{CheckpointId, CheckpointView, JobEventKind, PublishCheckpoint
 use crate::app::App;
 use crate::attempts::drive::Drive;
 use crate::attempts::store as attempts;
+use crate::checkpoints::retention;
 use crate::checkpoints::store::{self, NewCheckpoint};
 use crate::data;
 use crate::data::readback::{Readback, read_back};
@@ -65,10 +66,9 @@ pub(crate) async fn publish(
     let published = published.filter(|there| there.file == file.digest).ok_or_else(|| {
         Problem::Conflict(format!("this attempt has published another checkpoint of step {step}"))
     })?;
-    let keep =
-        drive.job(held.job_id).map_or(1, |job| i64::from(job.spec.checkpoint.keep_last.max(1)));
-    let older = store::delete_older(&mut tx, held.job_id, keep).await?;
-    data::collect::collect_files(&mut tx, held.project_id, &older).await?;
+    if let Some(job) = drive.job(held.job_id) {
+        let _either = retention::retain(&mut tx, job, now).await?;
+    }
     drive.note(held.job_id, JobEventKind::Checkpoint);
     let announcement = drive.finish(&mut tx).await?;
     tx.commit().await?;

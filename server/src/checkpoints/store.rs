@@ -5,11 +5,12 @@ use chrono::{DateTime, Utc};
 use lockstep_api::{
     AttemptId, CheckpointId, CheckpointView, Digest, JobId, ProjectId, ResumeFrom, Step,
 };
-use sqlx::{PgConnection, query};
+use sqlx::types::Uuid;
+use sqlx::{PgConnection, query, query_as, query_scalar};
 
 use crate::data;
 
-/// Checkpoints shown of one job.
+/// Checkpoints shown of one job: more than the newest, the best and the pinned ones may be together.
 const CHECKPOINTS_SHOWN: i64 = 200;
 
 /// A digest that the database holds: it was checked on the way in.
@@ -50,8 +51,8 @@ pub(crate) async fn insert(
     } = new;
     query!(
         "INSERT INTO checkpoint (checkpoint_id, project_id, job_id, attempt_id, step, data_epoch, next_position,
-                                 file_digest, size_bytes, metrics_watermark, created_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $5, $10)
+                                 file_digest, size_bytes, created_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
          ON CONFLICT (attempt_id, step) DO NOTHING",
         id as CheckpointId,
         project_id as ProjectId,
@@ -75,44 +76,85 @@ pub(crate) async fn find_step(
     attempt: AttemptId,
     step: Step,
 ) -> sqlx::Result<Option<CheckpointView>> {
-    let row = query!(
-        r#"SELECT checkpoint_id AS "id: CheckpointId", file_digest, size_bytes, created_at
+    let row = query_as!(
+        Row,
+        r#"SELECT checkpoint_id AS "id: CheckpointId", attempt_id AS "attempt_id: AttemptId", step AS "step: Step",
+                  file_digest, size_bytes, created_at, pinned_at
            FROM checkpoint WHERE attempt_id = $1 AND step = $2"#,
         attempt as AttemptId,
         step as Step,
     )
     .fetch_optional(db)
     .await?;
-    let Some(row) = row else { return Ok(None) };
-    Ok(Some(CheckpointView {
-        id: row.id,
-        attempt_id: attempt,
-        step,
-        file: digest(&row.file_digest)?,
-        size_bytes: row.size_bytes,
-        created_at: row.created_at,
-    }))
+    row.map(Row::view).transpose()
 }
 
-/// Deletes all but the newest `keep` checkpoints of a job; answers the files of those deleted. Call after a newer one is there,
-/// in its transaction, so that there is never less than before.
-pub(crate) async fn delete_older(
+/// What deleted rows leave behind: files that may have nobody any more.
+pub(crate) async fn delete(
     db: &mut PgConnection,
-    job: JobId,
-    keep: i64,
+    ids: &[CheckpointId],
 ) -> sqlx::Result<Vec<Digest>> {
-    let files = query!(
-        "DELETE FROM checkpoint
-         WHERE job_id = $1 AND checkpoint_id NOT IN (
-             SELECT checkpoint_id FROM checkpoint WHERE job_id = $1
-             ORDER BY step DESC, created_at DESC, checkpoint_id DESC LIMIT $2)
-         RETURNING file_digest",
-        job as JobId,
-        keep,
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+    let files = query_scalar!(
+        "DELETE FROM checkpoint WHERE checkpoint_id = ANY($1) RETURNING file_digest",
+        &ids,
     )
     .fetch_all(db)
     .await?;
-    files.iter().map(|row| digest(&row.file_digest)).collect()
+    files.iter().map(|text| digest(text)).collect()
+}
+
+/// A checkpoint as retention sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kept {
+    pub(crate) id: CheckpointId,
+    pub(crate) attempt_id: AttemptId,
+    pub(crate) step: Step,
+    pub(crate) is_pinned: bool,
+}
+
+/// All checkpoints of a job. Its row is locked, so there will be no others before the transaction ends.
+pub(crate) async fn all(db: &mut PgConnection, job: JobId) -> sqlx::Result<Vec<Kept>> {
+    query_as!(
+        Kept,
+        r#"SELECT checkpoint_id AS "id: CheckpointId", attempt_id AS "attempt_id: AttemptId", step AS "step: Step",
+                  pinned_at IS NOT NULL AS "is_pinned!"
+           FROM checkpoint WHERE job_id = $1"#,
+        job as JobId,
+    )
+    .fetch_all(db)
+    .await
+}
+
+/// The job that a checkpoint of `project` is of.
+pub(crate) async fn job_of(
+    db: &mut PgConnection,
+    project: ProjectId,
+    id: CheckpointId,
+) -> sqlx::Result<Option<JobId>> {
+    query_scalar!(
+        r#"SELECT job_id AS "job_id: JobId" FROM checkpoint WHERE project_id = $1 AND checkpoint_id = $2"#,
+        project as ProjectId,
+        id as CheckpointId,
+    )
+    .fetch_optional(db)
+    .await
+}
+
+/// Pins a checkpoint, or lets go of it with `None`.
+pub(crate) async fn set_pinned(
+    db: &mut PgConnection,
+    id: CheckpointId,
+    pinned_at: Option<DateTime<Utc>>,
+) -> sqlx::Result<()> {
+    query!(
+        "UPDATE checkpoint SET pinned_at = $2 WHERE checkpoint_id = $1",
+        id as CheckpointId,
+        pinned_at,
+    )
+    .execute(db)
+    .await
+    .map(drop)
 }
 
 /// The one to resume from. Attempts build on one another, so the highest step is the newest.
@@ -122,7 +164,7 @@ pub(crate) async fn newest(
 ) -> sqlx::Result<Option<(CheckpointId, Step)>> {
     let row = query!(
         r#"SELECT checkpoint_id AS "id: CheckpointId", step AS "step: Step" FROM checkpoint WHERE job_id = $1
-           ORDER BY step DESC, created_at DESC, checkpoint_id DESC LIMIT 1"#,
+           ORDER BY step DESC, checkpoint_id DESC LIMIT 1"#,
         job as JobId,
     )
     .fetch_optional(db)
@@ -165,25 +207,34 @@ pub(crate) async fn find_file(
 
 /// The checkpoints of a job as people see them, newest first.
 pub(crate) async fn views(db: &mut PgConnection, job: JobId) -> sqlx::Result<Vec<CheckpointView>> {
-    let rows = query!(
+    let rows = query_as!(
+        Row,
         r#"SELECT checkpoint_id AS "id: CheckpointId", attempt_id AS "attempt_id: AttemptId", step AS "step: Step",
-                  file_digest, size_bytes, created_at
+                  file_digest, size_bytes, created_at, pinned_at
            FROM checkpoint WHERE job_id = $1
-           ORDER BY step DESC, created_at DESC, checkpoint_id DESC LIMIT $2"#,
+           ORDER BY step DESC, checkpoint_id DESC LIMIT $2"#,
         job as JobId,
         CHECKPOINTS_SHOWN,
     )
     .fetch_all(db)
     .await?;
-    let views = rows.into_iter().map(|row| {
-        Ok(CheckpointView {
-            id: row.id,
-            attempt_id: row.attempt_id,
-            step: row.step,
-            file: digest(&row.file_digest)?,
-            size_bytes: row.size_bytes,
-            created_at: row.created_at,
-        })
-    });
-    views.collect()
+    rows.into_iter().map(Row::view).collect()
+}
+
+struct Row {
+    id: CheckpointId,
+    attempt_id: AttemptId,
+    step: Step,
+    file_digest: String,
+    size_bytes: i64,
+    created_at: DateTime<Utc>,
+    pinned_at: Option<DateTime<Utc>>,
+}
+
+impl Row {
+    fn view(self) -> sqlx::Result<CheckpointView> {
+        let Self { id, attempt_id, step, file_digest, size_bytes, created_at, pinned_at } = self;
+        let (file, is_pinned) = (digest(&file_digest)?, pinned_at.is_some());
+        Ok(CheckpointView { id, attempt_id, step, file, size_bytes, created_at, is_pinned })
+    }
 }

@@ -4,15 +4,19 @@
 //! ([`super::store::hold_chunks`]) until its commit, so the second look sees every reference, and a chunk that is
 //! let go is missing for whoever asks afterwards.
 
+use chrono::{DateTime, Utc};
 use lockstep_api::{Digest, ProjectId};
 use sqlx::{PgConnection, query, query_scalar};
 
+use super::store::objects;
+
 /// Deletes those of `files` that neither a checkpoint nor a dataset refers to and that no unfinished job begins with,
-/// and the chunks that no other file has.
+/// and the chunks that no other file has. Objects of such chunks are removed after the commit ([`super::reconcile`]).
 pub(crate) async fn collect_files(
     db: &mut PgConnection,
     project: ProjectId,
     files: &[Digest],
+    now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     let files: Vec<String> = files.iter().map(|digest| digest.as_str().to_owned()).collect();
     // Chunks before files, the order of those who make files.
@@ -52,14 +56,16 @@ pub(crate) async fn collect_files(
     )
     .execute(&mut *db)
     .await?;
-    query!(
+    let gone = query_scalar!(
         "DELETE FROM chunk
          WHERE project_id = $1 AND digest = ANY($2)
-           AND NOT EXISTS (SELECT FROM file AS f WHERE f.project_id = $1 AND chunk.digest = ANY(f.chunks))",
+           AND NOT EXISTS (SELECT FROM file AS f WHERE f.project_id = $1 AND chunk.digest = ANY(f.chunks))
+         RETURNING object_url",
         project as ProjectId,
         &chunks,
     )
-    .execute(db)
-    .await
-    .map(drop)
+    .fetch_all(&mut *db)
+    .await?;
+    let objects: Vec<String> = gone.into_iter().flatten().collect();
+    objects::let_go(db, project, &objects, now).await
 }

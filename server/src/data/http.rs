@@ -8,7 +8,7 @@ use lockstep_api::{
 };
 
 use super::readback::{Readback, read_back, verify};
-use super::{check, store};
+use super::{check, chunks, store};
 use crate::app::App;
 use crate::audit;
 use crate::extract::{Body, Caller, Json, Path};
@@ -51,8 +51,9 @@ pub(crate) async fn put_chunk(
     caller.require(Role::Member)?;
     octets(&headers)?;
     verify(&digest, &bytes).await?;
+    let placed = chunks::place(&app, caller.project_id, &digest, bytes).await?;
     let mut tx = app.db.project(caller.project_id).await?;
-    store::put_chunk(&mut tx, caller.project_id, &digest, &bytes, app.clock.now()).await?;
+    chunks::record(&app, &mut tx, caller.project_id, &digest, placed).await?;
     tx.commit().await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,10 +1,10 @@
-//! Reads a file's chunks back from the database and hashes them, before anyone is told that the file is there.
+//! Reads a file's chunks back from where they are stored and hashes them, before anyone is told that the file is there.
 
 use lockstep_api::{Digest, FileManifest, ProjectId};
 use sha2::{Digest as _, Sha256};
 
 use super::check::chunk_bytes;
-use super::store;
+use super::chunks;
 use crate::app::App;
 use crate::problem::Problem;
 
@@ -28,10 +28,9 @@ pub(crate) async fn read_back(
 ) -> Result<Readback, Problem> {
     let mut whole = Sha256::new();
     for (index, digest) in file.chunks.iter().enumerate() {
-        let mut tx = app.db.project(project).await?;
-        let chunk = store::find_chunk(&mut tx, project, digest).await?;
-        tx.rollback().await?;
-        let Some(chunk) = chunk else { return Ok(Readback::Missing(digest.clone())) };
+        let Some(chunk) = chunks::read(app, project, digest).await? else {
+            return Ok(Readback::Missing(digest.clone()));
+        };
         let (expected, got) = (chunk_bytes(file, index), chunk.len());
         if expected != got {
             let message = format!("chunk {index} has {got} bytes, expected {expected}");
@@ -42,7 +41,7 @@ pub(crate) async fn read_back(
         whole = hash;
         if chunk_digest != *digest {
             return Err(Problem::internal(format!(
-                "chunk {digest} holds other bytes: the database is damaged"
+                "chunk {digest} holds other bytes: the chunk store is damaged"
             )));
         }
     }
@@ -54,7 +53,7 @@ pub(crate) async fn read_back(
 }
 
 /// Hashing 4 MiB takes milliseconds, too long between two awaits.
-async fn hashed(mut whole: Sha256, chunk: Vec<u8>) -> Result<(Sha256, Digest), Problem> {
+async fn hashed(mut whole: Sha256, chunk: bytes::Bytes) -> Result<(Sha256, Digest), Problem> {
     let work = move || {
         whole.update(&chunk);
         (whole, Digest::of(&chunk))

@@ -1,5 +1,7 @@
 //! Everything the database knows of chunks, files and datasets. No other module names these tables.
 
+pub(crate) mod objects;
+
 use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
@@ -52,7 +54,7 @@ pub(crate) async fn hold_chunks(
     Ok(without(asked, there))
 }
 
-/// Stores a chunk whose digest was checked. Again: changes nothing.
+/// Stores a chunk whose digest was checked, in its row. Again: changes nothing.
 pub(crate) async fn put_chunk(
     db: &mut PgConnection,
     project: ProjectId,
@@ -72,19 +74,33 @@ pub(crate) async fn put_chunk(
     .map(drop)
 }
 
-/// The bytes.
+/// Where a chunk's bytes are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum StoredChunk {
+    /// In its row.
+    Row(Vec<u8>),
+    /// An object with this URL.
+    Object(String),
+}
+
+/// The bytes, or where they are.
 pub(crate) async fn find_chunk(
     db: &mut PgConnection,
     project: ProjectId,
     digest: &Digest,
-) -> sqlx::Result<Option<Vec<u8>>> {
-    query_scalar!(
-        "SELECT data FROM chunk WHERE project_id = $1 AND digest = $2",
+) -> sqlx::Result<Option<StoredChunk>> {
+    let row = query!(
+        "SELECT data, object_url FROM chunk WHERE project_id = $1 AND digest = $2",
         project as ProjectId,
         digest.as_str(),
     )
     .fetch_optional(db)
-    .await
+    .await?;
+    // The schema has no chunk with neither.
+    Ok(row.and_then(|row| match row.object_url {
+        Some(url) => Some(StoredChunk::Object(url)),
+        None => row.data.map(StoredChunk::Row),
+    }))
 }
 
 /// Those that the project lacks, in the order asked.

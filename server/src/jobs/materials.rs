@@ -90,10 +90,8 @@ impl Materials {
         let mut out = tokio::fs::File::from_std(new.reopen().map_err(Problem::internal)?);
         let mut whole = Sha256::new();
         for digest in &file.chunks {
-            let mut tx = app.db.project(project).await?;
-            let chunk = data::store::find_chunk(&mut tx, project, digest).await?;
-            tx.rollback().await?;
-            let chunk = chunk
+            let chunk = data::chunks::read(app, project, digest)
+                .await?
                 .ok_or_else(|| Problem::internal(format!("chunk {digest} of a file is gone")))?;
             whole.update(&chunk);
             out.write_all(&chunk).await.map_err(Problem::internal)?;

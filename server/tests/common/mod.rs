@@ -12,6 +12,7 @@ use camino::Utf8PathBuf;
 use chrono::{DateTime, Utc};
 use lockstep_api::{Digest, FileManifest};
 use lockstep_server::app::{App, Random};
+use lockstep_server::chunk_store::ChunkStore;
 use lockstep_server::config::Settings;
 use lockstep_server::db::Db;
 use lockstep_server::init::{Credentials, first_project};
@@ -122,6 +123,12 @@ impl Server {
         let mut settings = Settings::clone(&self.app.settings);
         settings.check_time = check_time;
         self.app.settings = Arc::new(settings);
+        self.router = router(self.app.clone());
+    }
+
+    /// Where chunks go from now on.
+    pub(crate) fn set_chunks(&mut self, chunks: ChunkStore) {
+        self.app = self.app.clone().with_chunks(chunks);
         self.router = router(self.app.clone());
     }
 

@@ -58,6 +58,18 @@ pub enum CheckpointError {
         /// As the file has them, or `nothing`.
         found: String,
     },
+    /// What is in memory after a restore is not what was saved.
+    #[error("`{part}` restored from {path} has the digest {found}, saved was {expected}")]
+    Restored {
+        /// The file.
+        path: Utf8PathBuf,
+        /// `weights`, `buffers`, `optimizer.<moment>`, …
+        part: String,
+        /// As it was saved, or `nothing`.
+        expected: String,
+        /// As it was restored.
+        found: String,
+    },
     /// The job is not the one that the checkpoint is of.
     #[error("`{field}` differs: the checkpoint was made with {checkpoint}, the job has {job}")]
     Settings {

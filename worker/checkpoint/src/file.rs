@@ -10,21 +10,22 @@ use lockstep_tensor::{Layout, Param};
 use safetensors::tensor::{Metadata, TensorView};
 use safetensors::{Dtype, SafeTensors, View};
 
-use crate::{CheckpointError, FORMAT_VERSION, Meta, State, StateMut, curve};
+use crate::{CheckpointError, FORMAT_VERSION, Meta, State, StateMut, curve, proof};
 
 /// Where [`Meta`] lies in the file's own metadata.
 const META_KEY: &str = "lockstep";
 /// The tensors of a communication hook, each of one axis.
-const HOOK_PARTS: [&str; 2] = ["shared", "leftovers"];
+pub(crate) const HOOK_PARTS: [&str; 2] = ["shared", "leftovers"];
 
 /// Writes `state` to `path`, durably: to a name beside it, synchronised, read back and compared, then renamed.
-/// Whoever sees `path` sees all of it.
+/// Whoever sees `path` sees all of it. `meta` is completed by the digests of the state's parts.
 ///
 /// # Errors
 /// `Io`, `ReadBack`. The partial file is removed as far as that works.
 pub fn save(path: &Utf8Path, state: &State<'_>, meta: &Meta) -> Result<(), CheckpointError> {
     let partial = Utf8PathBuf::from(format!("{path}.partial"));
-    let written = write_and_compare(&partial, state, meta)
+    let meta = Meta { digests: proof::digests(state), ..meta.clone() };
+    let written = write_and_compare(&partial, state, &meta)
         .and_then(|()| fs::rename(&partial, path).map_err(io("rename to", path)))
         .and_then(|()| sync_folder(path));
     if written.is_err() {
@@ -39,7 +40,7 @@ pub fn save(path: &Utf8Path, state: &State<'_>, meta: &Meta) -> Result<(), Check
 /// `settings`: of the job that wants to resume, from [`crate::curve_settings`].
 ///
 /// # Errors
-/// Any; `state` is then unchanged but for `Tensor`, where it may be half filled.
+/// Any; `state` is then unchanged but for `Tensor` and `Restored`, where it may be half filled, and must not be used.
 pub fn load(
     path: &Utf8Path,
     settings: &serde_json::Value,
@@ -63,6 +64,8 @@ pub fn load(
         }
     }
     state.optimizer.step = meta.optimizer_step;
+    let hook = state.hook.as_deref().map(|[shared, leftovers]| [&shared[..], &leftovers[..]]);
+    proof::compare(path, &meta, &State { hook, ..state.view() })?;
     Ok(meta)
 }
 
@@ -168,7 +171,7 @@ impl Piece<'_> {
     }
 }
 
-fn moment_prefix(moment: &str) -> String {
+pub(crate) fn moment_prefix(moment: &str) -> String {
     format!("{OPTIMIZER_PREFIX}{moment}.")
 }
 

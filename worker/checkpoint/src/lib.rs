@@ -8,6 +8,7 @@
 mod curve;
 mod error;
 mod file;
+mod proof;
 mod weights;
 
 pub use curve::curve_settings;
@@ -15,7 +16,9 @@ pub use error::CheckpointError;
 pub use file::{load, save};
 pub use weights::{WeightsMut, WeightsOf, load_weights};
 
-use lockstep_api::Step;
+use std::collections::BTreeMap;
+
+use lockstep_api::{Digest, Step};
 use lockstep_tensor::{Layout, LossScaleState, OptimizerState};
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +46,10 @@ pub struct Meta {
     pub loss_scale: Option<LossScaleState>,
     /// The job's settings that decide its curve, from [`curve_settings`].
     pub settings: serde_json::Value,
+    /// The SHA-256 of each part of the state: `weights`, `buffers`, `optimizer.<moment>`, `ema`, `hook.<part>`. Computed by
+    /// [`save`] and compared by [`load`] with what it has restored; what stands here before is not looked at.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub digests: BTreeMap<String, Digest>,
 }
 
 /// Weights and optimizer state, flat, in the order of the arena.

@@ -1,6 +1,7 @@
 //! A model that is trained on from a checkpoint gets the same weights, bit for bit, as one that was left alone.
 #![expect(clippy::unwrap_used, reason = "a test's way to fail")]
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use camino::Utf8Path;
@@ -80,6 +81,7 @@ fn training_goes_on_from_a_checkpoint_with_the_same_bits() {
             optimizer_step: first.state.step,
             loss_scale: None,
             settings: json!({}),
+            digests: BTreeMap::new(),
         };
         let (layout, weights, optimizer_state) = (&first.layout, &first.weights, &first.state);
         let buffer_layout = &Layout::new(vec![]).unwrap();

@@ -1,6 +1,8 @@
 //! The model of a checkpoint is read without what trained it; another model is refused by the first differing field.
 #![expect(clippy::unwrap_used, reason = "a test's way to fail")]
 
+use std::collections::BTreeMap;
+
 use camino::{Utf8Path, Utf8PathBuf};
 use lockstep_api::{ModelSpec, Step};
 use lockstep_checkpoint::{
@@ -40,6 +42,7 @@ fn saved(folder: &tempfile::TempDir, average: bool) -> Utf8PathBuf {
         optimizer_step: 3,
         loss_scale: None,
         settings: json!({ "model": model(2), "train": { "seed": 7 } }),
+        digests: BTreeMap::new(),
     };
     save(&path, &state, &meta).unwrap();
     path

@@ -1,19 +1,24 @@
 //! Checkpoints are written off the step path: the state is copied, a thread writes it and tells the agent.
 
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
 use lockstep_api::{FailureCode, Phase, RankMessage};
 use lockstep_checkpoint::{CheckpointError, FORMAT_VERSION, Meta, State, curve_settings};
 use lockstep_ddp::hook::HookState;
+use lockstep_models::Model;
 use lockstep_tensor::{Layout, OptimizerState};
-use std::sync::Arc;
 
 use crate::failure::Failure;
 use crate::link::AgentLink;
 use crate::report::signed;
+use crate::setup::Ready;
 use crate::train::Trainer;
 
 /// Longest wait for a checkpoint to be written and read back: a disk that takes longer has stopped.
@@ -24,49 +29,133 @@ const WRITE_LIMIT: Duration = Duration::from_secs(600);
 pub(crate) struct Checkpoints {
     dir: Utf8PathBuf,
     link: AgentLink,
-    writing: Option<Receiver<Result<(), CheckpointError>>>,
+    writing: Option<Receiver<Written>>,
+    /// The memory of the last snapshot, until the next one.
+    spare: Option<Box<Snapshot>>,
+    /// How long the newest checkpoint held the step path, until that is told.
+    stall: Cell<Option<Duration>>,
 }
 
-/// A copy of the state between two steps.
+/// A snapshot that is on disk, or why it is not.
 #[derive(Debug)]
-pub(crate) struct Snapshot {
+struct Written {
+    snapshot: Box<Snapshot>,
+    outcome: Result<(), CheckpointError>,
+}
+
+/// A copy of the state between two steps. It is kept for the next one: memory that is there already costs the step path
+/// one copy, memory that is new costs it a page fault every few kilobytes as well.
+#[derive(Debug)]
+struct Snapshot {
     /// Where each parameter lies.
-    pub(crate) layout: Arc<Layout>,
+    layout: Arc<Layout>,
     /// In arena order.
-    pub(crate) weights: Vec<f32>,
+    weights: Vec<f32>,
     /// Where each running statistic lies.
-    pub(crate) buffer_layout: Arc<Layout>,
+    buffer_layout: Arc<Layout>,
     /// In their arena's order.
-    pub(crate) buffers: Vec<f32>,
+    buffers: Vec<f32>,
     /// The running mean of the weights, if one is kept.
-    pub(crate) average: Option<Vec<f32>>,
+    average: Option<Vec<f32>>,
     /// Of the communication hook, if it carries one.
-    pub(crate) hook: Option<HookState>,
+    hook: Option<HookState>,
     /// Each moment in arena order.
-    pub(crate) optimizer: OptimizerState,
+    optimizer: OptimizerState,
     /// Everything else.
-    pub(crate) meta: Meta,
+    meta: Meta,
+}
+
+/// What a snapshot is taken of.
+struct Source<'a> {
+    model: &'a Model,
+    weights: &'a [f32],
+    buffers: &'a [f32],
+    average: Option<&'a [f32]>,
+    hook: Option<HookState>,
+    /// Owned if it was gathered from other ranks for this checkpoint.
+    optimizer: Cow<'a, OptimizerState>,
+    meta: Meta,
+}
+
+impl Snapshot {
+    fn new(source: Source<'_>) -> Self {
+        let Source { model, weights, buffers, average, hook, optimizer, meta } = source;
+        Self {
+            layout: model.layout().clone(),
+            weights: weights.to_vec(),
+            buffer_layout: model.buffers().clone(),
+            buffers: buffers.to_vec(),
+            average: average.map(<[f32]>::to_vec),
+            hook,
+            optimizer: optimizer.into_owned(),
+            meta,
+        }
+    }
+
+    /// Takes a later state of the same run, in the same memory.
+    fn retake(&mut self, source: Source<'_>) {
+        let Source { model: _, weights, buffers, average, hook, optimizer, meta } = source;
+        copy(&mut self.weights, weights);
+        copy(&mut self.buffers, buffers);
+        match (&mut self.average, average) {
+            (Some(to), Some(average)) => copy(to, average),
+            (to, average) => *to = average.map(<[f32]>::to_vec),
+        }
+        match optimizer {
+            Cow::Owned(optimizer) => self.optimizer = optimizer,
+            Cow::Borrowed(optimizer) => {
+                self.optimizer.step = optimizer.step;
+                // An optimizer keeps the same moments from its first step to its last.
+                let moments = self.optimizer.moments.iter_mut().zip(&optimizer.moments);
+                moments.for_each(|((_, to), (_, values))| copy(to, values));
+            }
+        }
+        self.hook = hook;
+        self.meta = meta;
+    }
+}
+
+/// Without an allocation when it had this length before.
+fn copy(to: &mut Vec<f32>, from: &[f32]) {
+    to.clear();
+    to.extend_from_slice(from);
 }
 
 impl Checkpoints {
     /// Into `dir`, which exists.
     pub(crate) fn new(dir: Utf8PathBuf, link: AgentLink) -> Self {
-        Self { dir, link, writing: None }
+        Self { dir, link, writing: None, spare: None, stall: Cell::new(None) }
     }
 
-    /// Starts writing, after the one before is done.
+    /// How long the step path was held by a checkpoint since this was asked last.
+    pub(crate) fn take_stall(&self) -> Option<Duration> {
+        self.stall.take()
+    }
+
+    /// Copies the state and starts writing, after the one before is done.
     ///
     /// # Errors
     /// That of the one before.
-    pub(crate) fn begin(&mut self, snapshot: Snapshot) -> Result<(), Failure> {
+    fn begin(&mut self, source: Source<'_>) -> Result<(), Failure> {
         self.finish()?;
+        let snapshot = match self.spare.take() {
+            Some(mut snapshot) => {
+                snapshot.retake(source);
+                snapshot
+            }
+            None => Box::new(Snapshot::new(source)),
+        };
         let path = self.dir.join(format!("step-{:08}.safetensors", snapshot.meta.step.0));
         let link = self.link.clone();
         let (done, writing) = channel();
+        let work = move || {
+            let outcome = write(&path, &snapshot, &link);
+            // Nobody listens any more if the job has failed meanwhile.
+            drop(done.send(Written { snapshot, outcome }));
+        };
         thread::Builder::new()
             .name("checkpoint".to_owned())
-            // Nobody listens any more if the job has failed meanwhile.
-            .spawn(move || drop(done.send(write(&path, &snapshot, &link))))
+            .spawn(work)
             .map_err(|error| Failure::new(FailureCode::CheckpointFailed, error.to_string()))?;
         self.writing = Some(writing);
         Ok(())
@@ -79,7 +168,10 @@ impl Checkpoints {
     pub(crate) fn finish(&mut self) -> Result<(), Failure> {
         let Some(writing) = self.writing.take() else { return Ok(()) };
         let message = match writing.recv_timeout(WRITE_LIMIT) {
-            Ok(written) => return written.map_err(|error| Failure::of_checkpoint(&error)),
+            Ok(Written { snapshot, outcome }) => {
+                self.spare = Some(snapshot);
+                return outcome.map_err(|error| Failure::of_checkpoint(&error));
+            }
             Err(RecvTimeoutError::Timeout) => {
                 format!("a checkpoint in {} was not written within {WRITE_LIMIT:?}", self.dir)
             }
@@ -101,16 +193,24 @@ impl Trainer {
 
     /// Begins a checkpoint of the state between two steps.
     pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
+        let began = Instant::now();
         self.position.enter(Phase::Checkpoint);
+        self.begin_checkpoint()?;
+        if self.is_reporter() {
+            self.checkpoints.stall.set(Some(began.elapsed()));
+        }
+        Ok(())
+    }
+
+    fn begin_checkpoint(&mut self) -> Result<(), Failure> {
         let hook = self.share_hook_state()?;
-        let optimizer = match &self.ready.shard {
-            None if self.is_reporter() => self.ready.optimizer_state.clone(),
-            None => return Ok(()),
+        let gathered = match &self.ready.shard {
+            None => None,
             Some(shard) => {
                 let len = self.ready.engine.weights.len();
                 let (reducer, state) = (&mut self.ready.reducer, &self.ready.optimizer_state);
                 let whole = shard.whole_state(reducer, state, len);
-                whole.map_err(|error| Failure::of_group(&error))?
+                Some(whole.map_err(|error| Failure::of_group(&error))?)
             }
         };
         if !self.is_reporter() {
@@ -127,15 +227,16 @@ impl Trainer {
             optimizer_step: self.ready.optimizer_state.step,
             loss_scale: self.ready.loss_scale.as_ref().map(|scale| scale.state()),
             settings: curve_settings(&self.spec),
+            digests: BTreeMap::new(),
         };
-        self.checkpoints.begin(Snapshot {
-            layout: self.ready.engine.model.layout().clone(),
-            weights: self.ready.engine.weights.clone(),
-            buffer_layout: self.ready.engine.model.buffers().clone(),
-            buffers: self.ready.engine.buffers.clone(),
-            average: self.ready.average.as_ref().map(|(_, average)| average.clone()),
+        let Ready { engine, average, optimizer_state, .. } = &self.ready;
+        self.checkpoints.begin(Source {
+            model: &engine.model,
+            weights: &engine.weights,
+            buffers: &engine.buffers,
+            average: average.as_ref().map(|(_, average)| average.as_slice()),
             hook,
-            optimizer,
+            optimizer: gathered.map_or(Cow::Borrowed(optimizer_state), Cow::Owned),
             meta,
         })
     }
@@ -165,4 +266,66 @@ fn write(path: &Utf8PathBuf, snapshot: &Snapshot, link: &AgentLink) -> Result<()
         next_position: meta.next_position,
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use lockstep_api::Step;
+
+    use super::*;
+
+    fn source<'a>(
+        model: &'a Model,
+        weights: &'a [f32],
+        optimizer: &'a OptimizerState,
+        step: i64,
+    ) -> Source<'a> {
+        let meta = Meta {
+            version: FORMAT_VERSION,
+            step: Step(step),
+            data_epoch: 0,
+            next_position: 0,
+            samples_per_epoch: 1,
+            optimizer_step: optimizer.step,
+            loss_scale: None,
+            settings: serde_json::Value::Null,
+            digests: BTreeMap::new(),
+        };
+        Source {
+            model,
+            weights,
+            buffers: &[],
+            average: Some(weights),
+            hook: None,
+            optimizer: Cow::Borrowed(optimizer),
+            meta,
+        }
+    }
+
+    #[test]
+    fn a_later_snapshot_holds_the_later_state_in_the_memory_of_the_earlier_one() {
+        let spec = serde_json::from_str(r#"{"arch":"mlp","inputs":2,"classes":2}"#).unwrap();
+        let model = Model::new(&spec).unwrap();
+        let state = |step, value: f32| OptimizerState {
+            step,
+            moments: vec![("m".to_owned(), vec![value; 6]), ("v".to_owned(), vec![-value; 6])],
+        };
+        let mut snapshot = Snapshot::new(source(&model, &[1.0; 6], &state(1, 1.0), 1));
+        let places = |it: &Snapshot| {
+            let average = it.average.as_ref().map(Vec::as_ptr);
+            let moments: Vec<_> = it.optimizer.moments.iter().map(|(_, m)| m.as_ptr()).collect();
+            (it.weights.as_ptr(), average, moments)
+        };
+        let before = places(&snapshot);
+        snapshot.retake(source(&model, &[2.0; 6], &state(2, 3.0), 2));
+        assert_eq!(places(&snapshot), before, "nothing was allocated");
+        assert_eq!(
+            (snapshot.weights.as_slice(), &snapshot.optimizer),
+            (&[2.0; 6][..], &state(2, 3.0))
+        );
+        assert_eq!(
+            (snapshot.average.as_deref(), snapshot.meta.step),
+            (Some(&[2.0; 6][..]), Step(2))
+        );
+    }
 }

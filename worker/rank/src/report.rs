@@ -12,7 +12,8 @@ use crate::schedule::Place;
 use crate::train::Trainer;
 
 /// What the engine itself reports of training: no metric of a loss may be called so.
-pub(crate) const ENGINE_METRICS: [&str; 4] = ["loss", "lr", "grad_norm", "loss_scale"];
+pub(crate) const ENGINE_METRICS: [&str; 5] =
+    ["loss", "lr", "grad_norm", "loss_scale", "checkpoint_stall_ms"];
 
 /// Messages that are kept to be told again.
 const TOLD_CAP: usize = 4096;
@@ -99,9 +100,10 @@ impl Trainer {
         named.collect()
     }
 
-    /// What the job has made variable: the learning rate, the norm of the gradient, the scale of the loss.
+    /// What the job has made variable: the learning rate, the norm of the gradient, the scale of the loss; and how long
+    /// a checkpoint held the ranks before this step.
     fn engine_metrics(&self, step: u64, grad_norm: Option<f64>) -> Vec<NamedValue> {
-        let [_, lr, norm, scale] = ENGINE_METRICS.map(|name| format!("train/{name}"));
+        let [_, lr, norm, scale, stall] = ENGINE_METRICS.map(|name| format!("train/{name}"));
         let train = &self.spec.train;
         let is_scheduled = train.schedule != ScheduleSpec::default();
         let rate = || finite(train.optimizer.lr() * self.ready.learning_rate.factor(step));
@@ -110,6 +112,9 @@ impl Trainer {
             is_scheduled.then(|| NamedValue { name: lr, value: rate() }),
             grad_norm.map(|value| NamedValue { name: norm, value: finite(value) }),
             loss_scale.map(|it| NamedValue { name: scale, value: finite(it.scale()) }),
+            self.checkpoints
+                .take_stall()
+                .map(|it| NamedValue { name: stall, value: finite(it.as_secs_f64() * 1e3) }),
         ]
         .into_iter()
         .flatten()

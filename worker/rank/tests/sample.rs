@@ -59,6 +59,7 @@ impl Case {
             optimizer_step: 1,
             loss_scale: None,
             settings: json!({ "model": spec }),
+            digests: std::collections::BTreeMap::new(),
         };
         save(&path, &state, &meta).unwrap();
         let request = SampleRequest {
@@ -201,6 +202,7 @@ fn a_model_that_has_diverged_says_so() {
         optimizer_step: 1,
         loss_scale: None,
         settings: json!({ "model": case.request.model }),
+        digests: std::collections::BTreeMap::new(),
     };
     save(&path, &state, &meta).unwrap();
     let expected = "token 1: the model puts out numbers that are not finite".to_owned();

@@ -6,6 +6,7 @@
 
 mod chaos;
 mod check;
+mod checkpoint;
 mod count;
 mod ddp;
 mod layers;
@@ -31,6 +32,7 @@ use crate::DeviceKind;
 
 pub use chaos::*;
 pub use check::{MAX_PARAMETERS, MAX_STEPS};
+pub use checkpoint::*;
 pub use ddp::*;
 pub use layers::*;
 pub use model::*;
@@ -70,7 +72,7 @@ pub struct JobSpec {
     /// The one time limit that the others are derived from.
     #[serde(default)]
     pub timeouts: TimeoutSpec,
-    /// When to keep the state.
+    /// When the state is saved, and which checkpoints are kept.
     #[serde(default)]
     pub checkpoint: CheckpointSpec,
     /// What a failure costs.
@@ -169,22 +171,6 @@ pub struct SlotSpec {
 impl Default for SlotSpec {
     fn default() -> Self {
         Self { device: DeviceKind::Cpu, cores: 1, memory_mib: 512 }
-    }
-}
-
-/// When to keep the state.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct CheckpointSpec {
-    /// Every so many optimizer steps; one is always made at the end. Absent: only at the end.
-    pub every_steps: Option<u64>,
-    /// How many to keep.
-    pub keep_last: u32,
-}
-
-impl Default for CheckpointSpec {
-    fn default() -> Self {
-        Self { every_steps: None, keep_last: 2 }
     }
 }
 

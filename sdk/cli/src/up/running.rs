@@ -71,6 +71,9 @@ impl Running {
             None => credentials::make(&programs.server, &database_url, folder).await?,
         };
         server = server.environment("LOCKSTEP_SERVER_DATABASE_URL", database_url.clone());
+        if let Some(url) = &args.chunk_store {
+            server = server.environment("LOCKSTEP_SERVER_CHUNK_STORE", url.clone());
+        }
         server.arguments = server_arguments(folder, &programs.rank, args.listen);
         let server = self.server.insert(server);
         let listen = start_server(server, folder, out).await?;

@@ -6,7 +6,7 @@ use lockstep_api::{CheckpointId, CheckpointView, JobView, ListJobs, ProblemCode}
 use lockstep_client::{Client, ClientError};
 use serde::Serialize;
 
-use crate::args::{CheckpointVerb, DownloadArgs, Global, JobArgs};
+use crate::args::{CheckpointVerb, DownloadArgs, Global, JobArgs, PinArgs};
 use crate::failure::Failure;
 use crate::out::{Out, bytes, table};
 use crate::settings::client;
@@ -30,19 +30,22 @@ pub(crate) async fn run(global: &Global, verb: CheckpointVerb, out: Out) -> anyh
     match verb {
         CheckpointVerb::List(args) => list(&client, &args, out).await,
         CheckpointVerb::Download(args) => download(&client, &args, out).await,
+        CheckpointVerb::Pin(args) => pin(&client, &args, out).await,
+        CheckpointVerb::Unpin(args) => unpin(&client, &args, out).await,
     }
 }
 
 async fn list(client: &Client, args: &JobArgs, out: Out) -> anyhow::Result<()> {
     let job = find::job(client, &args.job).await?;
     out.data(&job.checkpoints, |checkpoints| {
-        let mut rows = table(&["ID", "STEP", "SIZE", "WRITTEN"]);
+        let mut rows = table(&["ID", "STEP", "SIZE", "WRITTEN", "PINNED"]);
         for checkpoint in checkpoints {
             rows.add_row([
                 checkpoint.id.to_string(),
                 checkpoint.step.to_string(),
                 bytes(checkpoint.size_bytes),
                 time(checkpoint.created_at),
+                if checkpoint.is_pinned { "yes" } else { "" }.to_owned(),
             ]);
         }
         rows.trim_fmt()
@@ -50,7 +53,7 @@ async fn list(client: &Client, args: &JobArgs, out: Out) -> anyhow::Result<()> {
 }
 
 async fn download(client: &Client, args: &DownloadArgs, out: Out) -> anyhow::Result<()> {
-    let (job, checkpoint) = find_checkpoint(client, args).await?;
+    let (job, checkpoint) = find_checkpoint(client, &args.of, args.step).await?;
     let path = match &args.output {
         Some(path) => path.clone(),
         None => format!("{}-{}.safetensors", file_name(&job.summary.name), checkpoint.step).into(),
@@ -71,14 +74,40 @@ async fn download(client: &Client, args: &DownloadArgs, out: Out) -> anyhow::Res
     out.data(&Fetched { path, checkpoint }, |fetched| fetched.path.to_string())
 }
 
+async fn pin(client: &Client, args: &PinArgs, out: Out) -> anyhow::Result<()> {
+    let (job, checkpoint) = find_checkpoint(client, &args.of, args.step).await?;
+    let pinned = client.pin_checkpoint(checkpoint.id).await?;
+    out.note(&format!("step {} of {} is pinned", pinned.step, job.summary.name));
+    out.data(&pinned, |pinned| pinned.id.to_string())
+}
+
+/// What `checkpoint unpin --json` prints.
+#[derive(Debug, Serialize)]
+struct Unpinned {
+    id: CheckpointId,
+    /// Whether the job keeps it by itself.
+    is_kept: bool,
+}
+
+async fn unpin(client: &Client, args: &PinArgs, out: Out) -> anyhow::Result<()> {
+    let (job, checkpoint) = find_checkpoint(client, &args.of, args.step).await?;
+    let CheckpointView { id, step, .. } = checkpoint;
+    client.unpin_checkpoint(id).await?;
+    let is_kept = client.job(job.summary.id).await?.checkpoints.iter().any(|it| it.id == id);
+    let then = if is_kept { "the job keeps it by itself" } else { "nothing keeps it: it is gone" };
+    out.note(&format!("step {step} of {} is not pinned; {then}", job.summary.name));
+    out.data(&Unpinned { id, is_kept }, |it| it.id.to_string())
+}
+
 /// By job (its newest, or that of `--step`), else by the checkpoint's own id among the newest jobs.
 async fn find_checkpoint(
     client: &Client,
-    args: &DownloadArgs,
+    of: &str,
+    step: Option<i64>,
 ) -> anyhow::Result<(JobView, CheckpointView)> {
-    match find::job(client, &args.of).await {
-        Ok(job) => of_job(job, args.step),
-        Err(error) if is_not_found(&error) => match args.of.parse::<CheckpointId>() {
+    match find::job(client, of).await {
+        Ok(job) => of_job(job, step),
+        Err(error) if is_not_found(&error) => match of.parse::<CheckpointId>() {
             Ok(id) => by_id(client, id).await,
             Err(_) => Err(error),
         },

@@ -4,6 +4,7 @@ mod held;
 mod network;
 mod read;
 mod regroup;
+mod resume;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,6 +29,7 @@ pub(crate) use regroup::{
     record_progress, release_evicted, with_vacancies,
 };
 pub(crate) use read::{Assigned, Branch, assigned, branch, newest, steps_done, views};
+pub(crate) use resume::{ended_holding, let_go, resumed_from};
 
 /// An attempt whose row this transaction holds.
 #[derive(Debug, Clone)]

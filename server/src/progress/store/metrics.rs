@@ -97,6 +97,31 @@ pub(crate) async fn series(
     Ok(series)
 }
 
+/// What attempts of a job measured under this name, by attempt and step. One that is not finite is left out.
+pub(crate) async fn values_at(
+    db: &mut PgConnection,
+    name: &str,
+    places: &[(AttemptId, Step)],
+) -> sqlx::Result<HashMap<(AttemptId, Step), f64>> {
+    let attempts: Vec<Uuid> = places.iter().map(|(attempt, _)| attempt.0).collect();
+    let steps: Vec<i64> = places.iter().map(|(_, step)| step.0).collect();
+    let rows = query!(
+        r#"
+        SELECT p.attempt_id AS "attempt_id: AttemptId", p.step AS "step: Step", p.value
+        FROM metric_point AS p
+        JOIN unnest($2::uuid[], $3::bigint[]) AS place (attempt_id, step) USING (attempt_id, step)
+        WHERE p.name = $1
+        "#,
+        name,
+        &attempts,
+        &steps,
+    )
+    .fetch_all(db)
+    .await?;
+    let finite = rows.into_iter().filter(|row| row.value.is_finite());
+    Ok(finite.map(|row| ((row.attempt_id, row.step), row.value)).collect())
+}
+
 /// The last value that counts of each metric of a job. One that is not finite is left out.
 pub(crate) async fn latest_values(
     db: &mut PgConnection,

@@ -13,7 +13,9 @@ pub(crate) use failures::{NewFailure, insert_failure, promote_suspect, suspects,
 pub(crate) use faults::{faults, insert_fault};
 pub(crate) use ledger::{insert_entries, ledger};
 pub(crate) use log::{LogQuery, insert_lines, log};
-pub(crate) use metrics::{LOSS, Point, insert_points, latest_losses, latest_values, series};
+pub(crate) use metrics::{
+    LOSS, Point, insert_points, latest_losses, latest_values, series, values_at,
+};
 pub(crate) use timeline::{Timed, TimelineQuery, insert_timed, timeline};
 
 use lockstep_api::AttemptId;

@@ -1,4 +1,4 @@
-import { Card, Table, Title } from "@mantine/core";
+import { Badge, Card, Table, Title } from "@mantine/core";
 import type { CheckpointView } from "../../api/client";
 import { bytes, moment } from "../../components/format";
 
@@ -24,7 +24,9 @@ export function Checkpoints({ checkpoints }: { checkpoints: CheckpointView[] }) 
         <Table.Tbody>
           {checkpoints.map((checkpoint) => (
             <Table.Tr key={checkpoint.id}>
-              <Table.Td>{checkpoint.step}</Table.Td>
+              <Table.Td>
+                {checkpoint.step} {checkpoint.is_pinned && <Badge size="xs">Pinned</Badge>}
+              </Table.Td>
               <Table.Td>
                 <code>{checkpoint.id}</code>
               </Table.Td>

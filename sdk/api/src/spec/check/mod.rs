@@ -1,6 +1,7 @@
 //! Ranges, and what settings ask of each other: everything that can be said without components, data or weights.
 
 mod chaos;
+mod checkpoint;
 mod ddp;
 mod model;
 mod timeouts;
@@ -30,10 +31,7 @@ impl JobSpec {
         check.range("gang.slot.cores", self.gang.slot.cores, 1, 1024);
         check.range("gang.slot.memory_mib", self.gang.slot.memory_mib, 64, 1 << 20);
         check.timeouts(&self.timeouts);
-        if let Some(steps) = self.checkpoint.every_steps {
-            check.range("checkpoint.every_steps", steps, 1, MAX_STEPS);
-        }
-        check.range("checkpoint.keep_last", self.checkpoint.keep_last, 1, 100);
+        check.checkpoint(self);
         check.range("retry.user", self.retry.user, 0, 100);
         check.range("retry.infrastructure", self.retry.infrastructure, 0, 100);
         check.range("trace.first_steps", self.trace.first_steps, 0, MAX_FIRST_STEPS);

@@ -60,6 +60,7 @@ fn the_reference_names_every_field() {
         job.data.train = DIGEST.to_owned();
         job.data.eval = Some(DIGEST.to_owned());
         job.timeouts.collective = DIGEST.to_owned();
+        job.checkpoint.best.metric = DIGEST.to_owned();
         names(&serde_json::to_value(job).unwrap(), &mut wanted);
     }
     let metrics = [EvalMetric::Accuracy, EvalMetric::Top5, EvalMetric::Perplexity];

@@ -1,5 +1,6 @@
 //! What a job file may say, what its defaults are, and how each refusal reads.
 
+mod checkpoint;
 mod docs;
 mod layers;
 mod model;

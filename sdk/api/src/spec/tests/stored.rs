@@ -2,8 +2,8 @@
 
 use super::DIGEST;
 use crate::{
-    Activation, ArchSpec, DdpSpec, EvalSpec, JobSpec, MlpSpec, OptimizerSpec, SgdSpec, TraceSpec,
-    TrainSpec,
+    Activation, ArchSpec, CheckpointSpec, DdpSpec, EvalSpec, JobSpec, MlpSpec, OptimizerSpec,
+    SgdSpec, TraceSpec, TrainSpec,
 };
 
 /// As it stood in a row before there were other architectures, optimizers and schedules.
@@ -34,6 +34,7 @@ fn a_stored_job_means_what_it_meant() {
     assert_eq!(spec.train, TrainSpec::new(128, 32, 20, OptimizerSpec::Sgd(sgd)));
     assert_eq!((spec.eval, spec.trace), (EvalSpec::default(), TraceSpec::default()));
     assert_eq!(spec.ddp, DdpSpec::default());
+    assert_eq!(spec.checkpoint, CheckpointSpec::default());
 }
 
 #[test]
