@@ -6,7 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{AttemptId, FailureId, JobEventKind, JobId, JobState, NodeId};
+use lockstep_api::{
+    AttemptId, FailureId, FailureReport, JobEventKind, JobId, JobState, LogLevel, LogSource,
+    NodeId, Rank, ReportedLine,
+};
 use lockstep_core::{
     Effect, Event, JobEffect, JobEvent, LeaseTerms, NodeLoss, Place, Standing, StepError, Terms,
 };
@@ -78,6 +81,8 @@ pub(crate) struct Drive<'a> {
     changed_attempts: BTreeSet<AttemptId>,
     changed_jobs: BTreeSet<JobId>,
     reassigned: BTreeSet<NodeId>,
+    /// The server's own words for the jobs' logs. Written last, so that they stand behind what led to them.
+    said: Vec<(JobId, AttemptId, ReportedLine)>,
     /// Places in [`KINDS`].
     kinds: BTreeMap<JobId, BTreeSet<usize>>,
     announcement: Announcement,
@@ -107,6 +112,7 @@ impl<'a> Drive<'a> {
             changed_attempts: BTreeSet::new(),
             changed_jobs: BTreeSet::new(),
             reassigned: BTreeSet::new(),
+            said: Vec::new(),
             kinds: BTreeMap::new(),
             announcement: Announcement::default(),
         })
@@ -134,6 +140,25 @@ impl<'a> Drive<'a> {
     pub(crate) fn note(&mut self, job: JobId, kind: JobEventKind) {
         let place = KINDS.iter().position(|k| *k == kind);
         self.kinds.entry(job).or_default().extend(place);
+    }
+
+    /// A line of the server's own in the job's log.
+    pub(crate) fn say(
+        &mut self,
+        (job, attempt): (JobId, AttemptId),
+        rank: Option<Rank>,
+        level: LogLevel,
+        text: String,
+    ) {
+        let line = ReportedLine { rank, source: LogSource::Server, level, at: self.now, text };
+        self.said.push((job, attempt, line));
+        self.note(job, JobEventKind::Log);
+    }
+
+    fn say_verdict(&mut self, of: (JobId, AttemptId), report: &FailureReport) {
+        let FailureReport { code, rank, message, .. } = report;
+        let text = format!("verdict {code} (blamed on {}): {message}", code.blame().as_str());
+        self.say(of, *rank, LogLevel::Error, text);
     }
 
     /// Takes one step with an attempt and writes its effects down.
@@ -197,12 +222,18 @@ impl<'a> Drive<'a> {
                     let message = failure.report.message.as_str();
                     tracing::warn!(job.id = %job_id, attempt.id = %id, code = %failure.report.code, message, "attempt failed");
                     self.note(job_id, JobEventKind::Failure);
+                    self.say_verdict((job_id, id), &failure.report);
                 }
                 self.announcement.reconcilers = true;
             }
             Effect::PromoteSuspect => {
+                let suspect = attempt.core.gang.suspect.as_ref();
+                let report = suspect.map(|suspect| suspect.failure.report.clone());
                 progress::store::promote_suspect(db, id).await?;
                 self.note(job_id, JobEventKind::Failure);
+                if let Some(report) = report {
+                    self.say_verdict((job_id, id), &report);
+                }
             }
             Effect::Release { rank } => {
                 store::release(db, id, rank, self.now).await?;
@@ -257,6 +288,11 @@ impl<'a> Drive<'a> {
             let nodes: Vec<NodeId> = self.reassigned.iter().copied().collect();
             nodes::store::bump(db, &nodes).await?;
             self.announcement.polls = true;
+        }
+        for (id, attempt, line) in &self.said {
+            let Some(job) = self.jobs.get(id) else { continue };
+            let line = std::slice::from_ref(line);
+            progress::store::insert_lines(db, job.project_id, *id, *attempt, line).await?;
         }
         for (id, places) in &self.kinds {
             let Some(job) = self.jobs.get(id) else { continue };

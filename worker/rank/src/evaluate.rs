@@ -34,7 +34,9 @@ impl Trainer {
         self.swap_average();
         let stopped = self.evaluate_windows(samples, window, &mut sums);
         self.swap_average();
-        if stopped? {
+        let is_stopped = stopped?;
+        self.end_pause()?;
+        if is_stopped {
             return Ok(true);
         }
         if self.is_reporter() {
@@ -76,6 +78,7 @@ impl Trainer {
     ) -> Result<bool, Failure> {
         for first in (0..samples).step_by(usize::try_from(window).unwrap_or(usize::MAX)) {
             let end = (first + window).min(samples);
+            self.begin_pause()?;
             if self.evaluate_window(first, end, sums)? {
                 return Ok(true);
             }

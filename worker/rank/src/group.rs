@@ -42,7 +42,8 @@ pub(crate) fn begin_forming(
         None => None,
     };
     let rank = index(config.rank);
-    let timeout = config.spec.collective_timeout();
+    let limits = config.spec.timeouts.effective();
+    let (timeout, formation) = (limits.collective(), limits.formation());
     let computing = config.spec.train.threads as usize;
     let (layout, record) = (Arc::clone(model.layout()), Some(Arc::clone(position.record())));
     let mut reducer_config = reducer_config(config);
@@ -54,8 +55,12 @@ pub(crate) fn begin_forming(
         // Those that compute, and those that communicate.
         let threads_per_rank = computing + reducer_config.groups;
         let memory = memory.as_fd();
-        let join = Join { memory, rank, topology, network, timeout, threads_per_rank, record };
-        Reducer::new(join, layout, reducer_config)
+        let join =
+            Join { memory, rank, topology, network, timeout, formation, threads_per_rank, record };
+        let mut reducer = Reducer::new(join, layout, reducer_config)?;
+        // Guests are still being compiled: whoever is done first waits for the others.
+        reducer.announce_pause(limits.pause())?;
+        Ok(reducer)
     };
     thread::Builder::new()
         .name("group-forming".to_owned())

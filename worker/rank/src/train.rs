@@ -75,6 +75,8 @@ impl Trainer {
         self.announce();
         self.describe();
         let steps_total = self.ready.schedule.steps_total();
+        let first_step = self.ready.next_step;
+        self.begin_pause()?;
         while self.ready.next_step < steps_total {
             let step = self.ready.next_step;
             let place = self.ready.schedule.place(step);
@@ -86,6 +88,9 @@ impl Trainer {
             self.position.timeline().end_step();
             self.report(step, place, &outcome, (grad_norm, began.elapsed()));
             self.ready.next_step += 1;
+            if step == first_step {
+                self.end_pause()?;
+            }
             let is_due = self.is_evaluation_due(step);
             if outcome.stop || is_due || self.is_checkpoint_due() {
                 self.share_statistics()?;
@@ -93,7 +98,9 @@ impl Trainer {
             }
             let is_stopping = outcome.stop || (is_due && self.evaluate(self.ready.next_step)?);
             if is_stopping || self.is_checkpoint_due() {
+                self.begin_pause()?;
                 self.checkpoint()?;
+                self.end_pause()?;
             }
             if is_stopping {
                 break;

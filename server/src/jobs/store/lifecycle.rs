@@ -6,7 +6,7 @@
 //! twice, so none waits for another in a circle.
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{Generation, JobId, JobSpec, JobState, OrganisationId, ProjectId};
+use lockstep_api::{Generation, JobId, JobSpec, JobState, OrganisationId, ProjectId, TimeoutSpec};
 use lockstep_core::{Job, Request, RetryBudget, Timeouts};
 use sqlx::types::{Json, Uuid};
 use sqlx::{PgConnection, query, query_scalar};
@@ -27,6 +27,17 @@ impl LockedJob {
     pub(crate) fn timeouts(&self) -> Timeouts {
         self.spec.timeouts.effective()
     }
+}
+
+/// The time limits of a job, without a lock.
+pub(crate) async fn timeouts(db: &mut PgConnection, job: JobId) -> sqlx::Result<Option<Timeouts>> {
+    let spec = query_scalar!(
+        r#"SELECT spec -> 'timeouts' AS "timeouts!: Json<TimeoutSpec>" FROM job WHERE job_id = $1"#,
+        job as JobId,
+    )
+    .fetch_optional(db)
+    .await?;
+    Ok(spec.map(|Json(spec)| spec.effective()))
 }
 
 /// A job that waits for slots.

@@ -393,6 +393,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/jobs/{id}/ranks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Who has entered the collective under way, who has not, and what those do instead: of the newest attempt, from the
+         *     newest heartbeat of each node.
+         */
+        get: operations["get_job_ranks"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/jobs/{id}/timeline": {
         parameters: {
             query?: never;
@@ -606,6 +626,27 @@ export interface components {
             /** @enum {string} */
             arch: "vit";
         });
+        /**
+         * @description Where a rank is with regard to the collective under way.
+         * @enum {string}
+         */
+        Arrival: "working" | "entered" | "missing" | "unknown" | "ended";
+        /** @description The arrival map of a job's newest attempt, from the newest heartbeat of each node. */
+        ArrivalMap: {
+            /**
+             * Format: date-time
+             * @description When this was put together, by the server's clock. All lengths of time are up to then.
+             */
+            at: string;
+            attempt_id?: components["schemas"]["AttemptId"] | null;
+            collective?: components["schemas"]["CollectiveUnderWay"] | null;
+            generation?: components["schemas"]["Generation"] | null;
+            /** @description In order. */
+            ranks: components["schemas"]["RankArrival"][];
+            state?: components["schemas"]["AttemptState"] | null;
+            /** @description One sentence: who is missing, and what that one does. */
+            summary: string;
+        };
         /**
          * @description How the ranks of an attempt reach each other over TCP.
          *
@@ -850,6 +891,41 @@ export interface components {
              * @description `CLOCK_MONOTONIC`, nanoseconds.
              */
             monotonic_ns: number;
+        };
+        /** @description How far a rank is in the collectives of its group, counted from 1 since that formed. */
+        CollectivePosition: {
+            /**
+             * Format: int64
+             * @description The last one that it entered.
+             */
+            entered: number;
+            /**
+             * Format: int64
+             * @description How long ago it entered, milliseconds.
+             */
+            entered_ms: number;
+            /**
+             * Format: int64
+             * @description The last one that it left. Less than `entered`: it is in that one.
+             */
+            left: number;
+            /** @description What `entered` is, for people: `bucket 3 of 9`. At most 100 bytes. */
+            what: string;
+        };
+        /** @description A collective that at least one rank is in. */
+        CollectiveUnderWay: {
+            /**
+             * Format: int64
+             * @description Its number since the group formed, the same on all ranks.
+             */
+            sequence: number;
+            /**
+             * Format: int64
+             * @description How long the first rank has been in it, milliseconds.
+             */
+            waited_ms: number;
+            /** @description What it is, for people: `bucket 3 of 9`. */
+            what: string;
         };
         /** @description A constant learning rate. */
         ConstantSchedule: {
@@ -1208,6 +1284,8 @@ export interface components {
             blame: components["schemas"]["Blame"];
             /** @description What broke. */
             code: components["schemas"]["FailureCode"];
+            /** @description What else is known: missing ranks and where they are, the last words of a process, the end of the flight record. */
+            evidence: Record<string, never>;
             /**
              * Format: int32
              * @description Exit code.
@@ -1524,6 +1602,8 @@ export interface components {
             };
             /** @description As submitted, defaults filled in. */
             spec: components["schemas"]["JobSpec"];
+            /** @description Its time limits: what `spec.timeouts` says, and ratios of `collective` for the rest. */
+            timeouts: components["schemas"]["TimeoutsView"];
         };
         /** @description A node's first words. */
         JoinRequest: {
@@ -1744,7 +1824,7 @@ export interface components {
          * @description Where a log line comes from.
          * @enum {string}
          */
-        LogSource: "rank" | "guest" | "stderr" | "agent";
+        LogSource: "rank" | "guest" | "stderr" | "agent" | "server";
         /** @description A part of a job's log. */
         LogView: {
             /** @description In order. */
@@ -2185,6 +2265,58 @@ export interface components {
          * @description One process in a process group, `0..world_size`.
          */
         Rank: number;
+        /** @description One rank, as last heard of. */
+        RankArrival: {
+            /**
+             * Format: int64
+             * @description The last collective that it entered.
+             */
+            entered?: number | null;
+            /** @description Whether its process is stopped. */
+            is_stopped: boolean;
+            /**
+             * Format: int64
+             * @description The last collective that it left.
+             */
+            left?: number | null;
+            /** @description Where it runs. */
+            node_id: components["schemas"]["NodeId"];
+            /** @description That node's name. */
+            node_name: string;
+            /**
+             * Format: int64
+             * @description For how much longer it may pause, as it has announced, milliseconds.
+             */
+            pause_left_ms?: number | null;
+            phase?: components["schemas"]["Phase"] | null;
+            /**
+             * Format: int64
+             * @description For how long, milliseconds.
+             */
+            phase_ms?: number | null;
+            /**
+             * Format: int32
+             * @description Its process, once started.
+             */
+            pid?: number | null;
+            /** @description Which. */
+            rank: components["schemas"]["Rank"];
+            /**
+             * Format: int64
+             * @description How old this news is, milliseconds.
+             */
+            seen_ms?: number | null;
+            /** @description Whether it is where the others are. */
+            standing: components["schemas"]["Arrival"];
+            step?: components["schemas"]["Step"] | null;
+            /**
+             * Format: int64
+             * @description How long it has been in that collective, milliseconds; absent when it is in none.
+             */
+            waited_ms?: number | null;
+            /** @description What `entered` is. */
+            what?: string | null;
+        };
         /** @description How a rank left, and where its flight record says it was. */
         RankExit: {
             /**
@@ -2202,10 +2334,23 @@ export interface components {
             /** @description Step in its flight record. */
             step: components["schemas"]["Step"];
         };
-        /** @description Where one rank is. */
+        /** @description Where one rank is. Times are lengths up to this heartbeat: clocks of nodes differ. */
         RankPosition: {
+            collective?: components["schemas"]["CollectivePosition"] | null;
+            /** @description Whether its process is stopped by a signal or a debugger. */
+            is_stopped?: boolean;
+            /**
+             * Format: int64
+             * @description For how much longer it may pause, as it has announced, milliseconds; absent when it does not.
+             */
+            pause_left_ms?: number | null;
             /** @description What it does. */
             phase: components["schemas"]["Phase"];
+            /**
+             * Format: int64
+             * @description For how long it has been in this phase, milliseconds.
+             */
+            phase_ms?: number | null;
             /**
              * Format: int32
              * @description Its process.
@@ -2636,13 +2781,71 @@ export interface components {
             /** @description The step. */
             step: components["schemas"]["Step"];
         };
-        /** @description Time limits. All others are ratios of `collective`. */
+        /** @description Time limits: a number and a unit (`ms`, `s`, `m`) each. What is absent is a ratio of `collective`. */
         TimeoutSpec: {
             /**
-             * @description Longest wait for a collective: a number and a unit (`ms`, `s`, `m`). 500ms to 60m.
+             * @description How long the ranks of a lost group may take to leave it. Absent: a sixth of `collective`.
+             * @default null
+             */
+            abort: string | null;
+            /**
+             * @description Longest wait for a collective. 500ms to 60m.
              * @default 60s
              */
             collective: string;
+            /**
+             * @description How long ranks may take to meet. Absent: as long as `collective`.
+             * @default null
+             */
+            formation: string | null;
+            /**
+             * @description How long a symptom waits for its cause. Absent: a hundredth of `collective`, at least 100 ms.
+             * @default null
+             */
+            snapshot: string | null;
+            /**
+             * @description After how long a straggler is told of in the job's log. Absent: a tenth of `collective`.
+             * @default null
+             */
+            soft: string | null;
+        };
+        /** @description The effective limits of a job as people and programs see them, milliseconds. */
+        TimeoutsView: {
+            /**
+             * Format: int64
+             * @description How long the ranks of a lost group may take to leave it.
+             */
+            abort_ms: number;
+            /**
+             * Format: int64
+             * @description Longest wait for a collective.
+             */
+            collective_ms: number;
+            /**
+             * Format: int64
+             * @description How long ranks may take to meet.
+             */
+            formation_ms: number;
+            /**
+             * Format: int64
+             * @description Longest pause that a rank can announce.
+             */
+            pause_ms: number;
+            /**
+             * Format: int64
+             * @description How long a symptom waits for its cause.
+             */
+            snapshot_ms: number;
+            /**
+             * Format: int64
+             * @description After how long a straggler is told of.
+             */
+            soft_ms: number;
+            /**
+             * Format: int64
+             * @description From asking ranks to stop until they are killed.
+             */
+            stop_grace_ms: number;
         };
         /**
          * Format: uuid
@@ -3719,6 +3922,44 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["MetricsView"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description What went wrong */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBody"];
+                };
+            };
+        };
+    };
+    get_job_ranks: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: components["schemas"]["JobId"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ArrivalMap"];
                 };
             };
             404: {

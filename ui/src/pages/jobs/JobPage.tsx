@@ -4,6 +4,7 @@ import { cancelJob, getJob, getMetrics, type JobView } from "../../api/client";
 import { duration, moment, number } from "../../components/format";
 import { StateBadge } from "../../components/StateBadge";
 import { Trouble } from "../../components/Trouble";
+import { Arrivals } from "./Arrivals";
 import { Attempts } from "./Attempts";
 import { Checkpoints } from "./Checkpoints";
 import { Steps } from "./JobListPage";
@@ -38,6 +39,7 @@ export function JobPage({ jobId }: { jobId: string }) {
           <LossCurve series={metrics.data ?? []} />
         )}
       </Card>
+      {!isOver && <Arrivals jobId={jobId} />}
       <Attempts attempts={job.data.attempts} />
       <Checkpoints checkpoints={job.data.checkpoints} />
       <LogTail jobId={jobId} />
