@@ -5,7 +5,7 @@ CREATE TYPE failure_code AS ENUM ('peer_gone', 'not_entered', 'node_lost', 'rend
     'interface_unreachable', 'plan_mismatch', 'diverged', 'non_finite', 'guest_trap', 'guest_time_limit', 'guest_memory_limit',
     'guest_stack_overflow', 'guest_output_limit', 'guest_shape', 'guest_error', 'prepare_failed', 'checkpoint_failed',
     'heal_failed', 'rank_error');
-CREATE TYPE log_source AS ENUM ('rank', 'guest', 'stderr', 'agent');
+CREATE TYPE log_source AS ENUM ('rank', 'guest', 'stderr', 'agent', 'server');
 CREATE TYPE log_level AS ENUM ('debug', 'info', 'warn', 'error');
 CREATE TYPE job_event_kind AS ENUM ('state', 'metrics', 'log', 'failure', 'checkpoint');
 

@@ -51,6 +51,7 @@ fn json_routes() -> OpenApiRouter<App> {
         .routes(routes!(jobs::http::list_jobs))
         .routes(routes!(jobs::http::get_job))
         .routes(routes!(jobs::http::cancel_job))
+        .routes(routes!(attempts::http::ranks))
         .routes(routes!(progress::http::metrics))
         .routes(routes!(progress::http::log))
         .routes(routes!(progress::http::ledger))

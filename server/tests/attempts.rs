@@ -325,7 +325,7 @@ async fn the_last_words_of_a_failed_attempt_are_kept(pool: PgPool) {
     let answer =
         agent.report(&server, &[(2, &fence, json!({"kind": "log", "lines": [line]}))]).await;
     assert_eq!(answer["lost"], json!([]));
-    assert_eq!(part(&server, &job, "log").await["lines"][0]["text"], "abort");
+    assert_eq!(part(&server, &job, "log?tail=true&limit=1").await["lines"][0]["text"], "abort");
     let wrong = json!({"attempt_id": fence["attempt_id"], "generation": 9});
     let line = json!({"kind": "log", "lines": []});
     assert_eq!(agent.report(&server, &[(3, &wrong, line)]).await["lost"], json!([wrong]));

@@ -15,6 +15,7 @@ mod gangs;
 mod jobs;
 mod openapi;
 mod problems;
+mod ranks;
 mod retention;
 mod schema;
 mod secrets;

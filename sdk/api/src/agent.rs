@@ -201,8 +201,8 @@ pub struct RunningAttempt {
     pub ranks: Vec<RankPosition>,
 }
 
-/// Where one rank is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+/// Where one rank is. Times are lengths up to this heartbeat: clocks of nodes differ.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RankPosition {
     /// The rank.
@@ -213,6 +213,32 @@ pub struct RankPosition {
     pub phase: Phase,
     /// The step it is in.
     pub step: Step,
+    /// For how long it has been in this phase, milliseconds.
+    #[serde(default)]
+    pub phase_ms: Option<i64>,
+    /// How far it is in its collectives; absent before the first.
+    #[serde(default)]
+    pub collective: Option<CollectivePosition>,
+    /// For how much longer it may pause, as it has announced, milliseconds; absent when it does not.
+    #[serde(default)]
+    pub pause_left_ms: Option<i64>,
+    /// Whether its process is stopped by a signal or a debugger.
+    #[serde(default)]
+    pub is_stopped: bool,
+}
+
+/// How far a rank is in the collectives of its group, counted from 1 since that formed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CollectivePosition {
+    /// The last one that it entered.
+    pub entered: i64,
+    /// The last one that it left. Less than `entered`: it is in that one.
+    pub left: i64,
+    /// What `entered` is, for people: `bucket 3 of 9`. At most 100 bytes.
+    pub what: String,
+    /// How long ago it entered, milliseconds.
+    pub entered_ms: i64,
 }
 
 /// The answer to a heartbeat.

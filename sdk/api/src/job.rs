@@ -181,6 +181,9 @@ pub struct FailureView {
     pub phase: Option<Phase>,
     /// One sentence for people.
     pub message: String,
+    /// What else is known: missing ranks and where they are, the last words of a process, the end of the flight record.
+    #[schema(value_type = Object)]
+    pub evidence: serde_json::Value,
     /// When.
     pub at: DateTime<Utc>,
 }

@@ -1,6 +1,7 @@
 //! The words every Lockstep program shares: ids, states, wire types, problems. No I/O, no async.
 
 mod agent;
+mod arrival;
 mod check;
 mod data;
 mod ids;
@@ -15,6 +16,7 @@ mod state_dict;
 mod timeline;
 
 pub use agent::*;
+pub use arrival::*;
 pub use check::*;
 pub use data::*;
 pub use ids::*;

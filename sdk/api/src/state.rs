@@ -203,6 +203,8 @@ labels! {
         Stderr = "stderr",
         /// The agent, speaking of this attempt.
         Agent = "agent",
+        /// The server: verdicts, stragglers.
+        Server = "server",
     }
     /// Weight of a log line.
     "log_level" LogLevel {
@@ -257,6 +259,21 @@ impl FailureCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_reference_has_every_code_with_who_is_to_blame_and_every_state() {
+        const TEXT: &str = include_str!("../../../docs/failures.md");
+        for code in FailureCode::ALL {
+            let row = TEXT.lines().find(|line| line.starts_with(&format!("| `{code}` |")));
+            let row = row.unwrap_or_else(|| panic!("docs/failures.md lacks {code}"));
+            assert!(row.ends_with(&format!("| {} |", code.blame())), "{row}");
+        }
+        let states = JobState::ALL.iter().map(|it| it.as_str());
+        let states = states.chain(AttemptState::ALL.iter().map(|it| it.as_str()));
+        for state in states.chain(AttemptOutcome::ALL.iter().map(|it| it.as_str())) {
+            assert!(TEXT.contains(&format!("`{state}`")), "docs/failures.md lacks {state}");
+        }
+    }
 
     #[test]
     fn every_label_is_what_serde_writes() {

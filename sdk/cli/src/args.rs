@@ -88,6 +88,8 @@ pub(crate) enum Verb {
     Show(JobArgs),
     /// Print a job's log
     Logs(LogsArgs),
+    /// Show which ranks have entered the collective under way, and what the others do
+    Ranks(RanksArgs),
     /// Write what each rank did in its steps to a file for a trace viewer
     Trace(TraceArgs),
     /// Ask a job to end
@@ -200,6 +202,16 @@ pub(crate) struct LogsArgs {
     /// Begin with the last so many lines [default: all]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=5000))]
     pub(crate) tail: Option<u32>,
+}
+
+/// Of `ranks`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RanksArgs {
+    /// Id, or a name (the newest job of that name)
+    pub(crate) job: String,
+    /// Look again every second, until the job has ended
+    #[arg(short, long)]
+    pub(crate) watch: bool,
 }
 
 /// Of `trace`.

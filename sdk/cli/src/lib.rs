@@ -58,6 +58,7 @@ async fn run(cli: Cli, out: Out) -> anyhow::Result<()> {
         Verb::Show(args) => verbs::jobs::show(global, args, out).await,
         Verb::Cancel(args) => verbs::jobs::cancel(global, args, out).await,
         Verb::Logs(args) => verbs::logs::logs(global, args, out).await,
+        Verb::Ranks(args) => verbs::ranks::ranks(global, args, out).await,
         Verb::Trace(args) => verbs::trace::trace(global, args, out).await,
         Verb::Checkpoint(verb) => verbs::checkpoints::run(global, verb, out).await,
         Verb::Sample(args) => verbs::sample::sample(global, args, out).await,

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use lockstep_api::{
-    CheckpointId, CheckpointView, CreateJoinToken, CreateToken, DatasetView, Digest, FileManifest,
+    ArrivalMap, CheckpointId, CheckpointView, CreateJoinToken, CreateToken, DatasetView, Digest, FileManifest,
     JobId, JobSpec, JobSummary, JobView, JoinToken, LedgerView, ListJobs, LogLine, Me,
     MetricSeries, MissingRequest, MissingResponse, NewToken, NodeView, Page, ReadLog, ReadTimeline,
     RegisterDataset, Step, StepTimeline, TokenId, TokenList, TokenView,
@@ -186,6 +186,11 @@ impl Client {
         }
         let answer: MetricsAnswer = self.repeat(call).await?;
         Ok(answer.series)
+    }
+
+    /// Who has entered the collective under way, who has not, and what those do instead.
+    pub async fn ranks(&self, id: JobId) -> Result<ArrivalMap, ClientError> {
+        self.repeat(self.call(Method::GET, &["v1", "jobs", &id.to_string(), "ranks"])).await
     }
 
     /// Lines of a job's log.

@@ -3,6 +3,7 @@
 //! Nothing here reads a clock, a socket or a table. The server loads rows, asks a function of this crate what they
 //! mean, writes the answer down under the job row's lock, and can ask again after a crash.
 
+pub mod arrival;
 pub mod attempt;
 pub mod job;
 pub mod lease;

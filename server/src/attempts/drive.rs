@@ -6,7 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{AttemptId, FailureId, Generation, JobEventKind, JobId, JobState, NodeId};
+use lockstep_api::{
+    AttemptId, FailureId, FailureReport, Generation, JobEventKind, JobId, JobState, LogLevel, LogSource,
+    NodeId, Rank, ReportedLine,
+};
 use lockstep_core::{
     Effect, Event, JobEffect, JobEvent, LeaseTerms, NodeLoss, Place, Standing, StepError, Terms,
 };
@@ -70,6 +73,8 @@ impl Announcement {
 struct Before {
     generation: Generation,
     nodes: BTreeSet<NodeId>,
+    /// The first symptom, if there was one without a cause.
+    suspect: Option<FailureReport>,
 }
 
 /// Rows that one transaction has locked, and what has happened to them in it.
@@ -84,6 +89,8 @@ pub(crate) struct Drive<'a> {
     changed_attempts: BTreeSet<AttemptId>,
     changed_jobs: BTreeSet<JobId>,
     reassigned: BTreeSet<NodeId>,
+    /// The server's own words for the jobs' logs. Written last, so that they stand behind what led to them.
+    said: Vec<(JobId, AttemptId, ReportedLine)>,
     /// Places in [`KINDS`].
     kinds: BTreeMap<JobId, BTreeSet<usize>>,
     announcement: Announcement,
@@ -119,6 +126,7 @@ impl<'a> Drive<'a> {
             changed_attempts: BTreeSet::new(),
             changed_jobs: BTreeSet::new(),
             reassigned: BTreeSet::new(),
+            said: Vec::new(),
             kinds: BTreeMap::new(),
             announcement: Announcement::default(),
         })
@@ -146,6 +154,25 @@ impl<'a> Drive<'a> {
     pub(crate) fn note(&mut self, job: JobId, kind: JobEventKind) {
         let place = KINDS.iter().position(|k| *k == kind);
         self.kinds.entry(job).or_default().extend(place);
+    }
+
+    /// A line of the server's own in the job's log.
+    pub(crate) fn say(
+        &mut self,
+        (job, attempt): (JobId, AttemptId),
+        rank: Option<Rank>,
+        level: LogLevel,
+        text: String,
+    ) {
+        let line = ReportedLine { rank, source: LogSource::Server, level, at: self.now, text };
+        self.said.push((job, attempt, line));
+        self.note(job, JobEventKind::Log);
+    }
+
+    fn say_verdict(&mut self, of: (JobId, AttemptId), report: &FailureReport) {
+        let FailureReport { code, rank, message, .. } = report;
+        let text = format!("verdict {code} (blamed on {}): {message}", code.blame().as_str());
+        self.say(of, *rank, LogLevel::Error, text);
     }
 
     /// Takes one step with an attempt and writes its effects down.
@@ -181,7 +208,12 @@ impl<'a> Drive<'a> {
             attempt.core = after;
         }
         let nodes = before.gang.members.values().map(|member| member.node);
-        let was = Before { generation: before.gang.generation, nodes: nodes.collect() };
+        let suspect = before.gang.suspect.as_ref();
+        let was = Before {
+            generation: before.gang.generation,
+            nodes: nodes.collect(),
+            suspect: suspect.map(|suspect| suspect.failure.report.clone()),
+        };
         for effect in effects {
             self.carry_out(db, id, effect, &was).await?;
         }
@@ -213,12 +245,18 @@ impl<'a> Drive<'a> {
                     let message = failure.report.message.as_str();
                     tracing::warn!(job.id = %job_id, attempt.id = %id, code = %failure.report.code, message, "attempt failed");
                     self.note(job_id, JobEventKind::Failure);
+                    self.say_verdict((job_id, id), &failure.report);
                 }
                 self.announcement.reconcilers = true;
             }
             Effect::PromoteSuspect => {
+                // Of the group as it was: the next one suspects nobody.
+                let report = was.suspect.clone();
                 progress::store::promote_suspect(db, id, was.generation).await?;
                 self.note(job_id, JobEventKind::Failure);
+                if let Some(report) = report {
+                    self.say_verdict((job_id, id), &report);
+                }
             }
             Effect::Release { rank } => {
                 store::release(db, id, rank, self.now).await?;
@@ -234,6 +272,13 @@ impl<'a> Drive<'a> {
                 let generation = was.generation;
                 store::begin_generation(db, group, (&replacements, &memories), self.now).await?;
                 self.step_job(job_id, JobEvent::Repaired { generation, is_paid })?;
+                let ranks: Vec<String> = replacements.iter().map(|it| it.rank.to_string()).collect();
+                let text = format!(
+                    "repaired in place, generation {}: a new process for rank {}, the others go on",
+                    group.2,
+                    ranks.join(", ")
+                );
+                self.say((job_id, id), None, LogLevel::Info, text);
                 tracing::info!(job.id = %job_id, attempt.id = %id, attempt.generation = %group.2, replaced = replacements.len(), "an attempt is repaired in place");
             }
             // Those that have no rank any more must hear of it too.
@@ -285,6 +330,11 @@ impl<'a> Drive<'a> {
             let nodes: Vec<NodeId> = self.reassigned.iter().copied().collect();
             nodes::store::bump(db, &nodes).await?;
             self.announcement.polls = true;
+        }
+        for (id, attempt, line) in &self.said {
+            let Some(job) = self.jobs.get(id) else { continue };
+            let line = std::slice::from_ref(line);
+            progress::store::insert_lines(db, job.project_id, *id, *attempt, line).await?;
         }
         for (id, places) in &self.kinds {
             let Some(job) = self.jobs.get(id) else { continue };

@@ -1,5 +1,6 @@
 //! Tries at jobs: who runs them, what their nodes report, and how the core's decisions are carried out.
 
+pub(crate) mod arrival;
 pub(crate) mod assignment;
 pub(crate) mod drive;
 pub(crate) mod http;

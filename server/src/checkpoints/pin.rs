@@ -39,7 +39,7 @@ async fn change(
     let mut tx = app.db.system().await?;
     let found = store::job_of(&mut tx, caller.project_id, id).await?;
     let job = found.ok_or_else(|| Problem::not_found("checkpoint", id))?;
-    let mut drive = Drive::lock(app, &mut tx, &[job], &[], None).await?;
+    let mut drive = Drive::lock(app, &mut tx, &[job], &[], &[]).await?;
     // Retention may have been quicker.
     let all = store::all(&mut tx, job).await?;
     let before = all.iter().find(|it| it.id == id);

@@ -21,7 +21,7 @@ pub(crate) async fn let_go(app: &App) -> Result<(), Problem> {
 
 async fn of_job(app: &App, job: JobId) -> Result<(), Problem> {
     let mut tx = app.db.system().await?;
-    let mut drive = Drive::lock(app, &mut tx, &[job], &[], None).await?;
+    let mut drive = Drive::lock(app, &mut tx, &[job], &[], &[]).await?;
     attempts::let_go(&mut tx, job).await?;
     if let Some(locked) = drive.job(job)
         && retain(&mut tx, locked, drive.now()).await? == Retained::Fewer

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::app::App;
 use crate::attempts::drive::{Drive, concerned, lease_terms, lose_node};
-use crate::attempts::{assignment, store as attempts};
+use crate::attempts::{arrival, assignment, store as attempts};
 use crate::extract::{Caller, Json};
 use crate::nodes::caller::NodeCaller;
 use crate::nodes::inventory::Offer;
@@ -180,7 +180,9 @@ pub(crate) async fn heartbeat(
     let held = attempts::renew(&mut tx, node.node_id, &fences, expires_at).await?;
     for RunningAttempt { fence, ranks } in &running {
         if held.contains(&fence.attempt_id) {
-            attempts::record_positions(&mut tx, fence.attempt_id, node.node_id, ranks).await?;
+            let (attempt, node) = (fence.attempt_id, node.node_id);
+            attempts::record_positions(&mut tx, attempt, node, ranks).await?;
+            attempts::arrival::record_arrivals(&mut tx, attempt, node, ranks, now).await?;
         }
     }
     if store::renew(&mut tx, node.node_id, &boot_id, now, expires_at).await? == Boot::Other {
@@ -189,6 +191,12 @@ pub(crate) async fn heartbeat(
         return Ok(Json(HeartbeatResponse { lost: fences }));
     }
     tx.commit().await?;
+    for attempt in arrival::waiting(&running).into_iter().filter(|it| held.contains(it)) {
+        // A node's lease does not hang on a line in a log.
+        if let Err(problem) = arrival::tell_of_stragglers(&app, attempt).await {
+            tracing::warn!(attempt.id = %attempt, %problem, "could not tell of stragglers");
+        }
+    }
     forget_absent(&app, node.node_id, &fences).await?;
     let lost = fences.into_iter().filter(|fence| !held.contains(&fence.attempt_id)).collect();
     Ok(Json(HeartbeatResponse { lost }))

@@ -11,6 +11,8 @@ export type FailureView = components["schemas"]["FailureView"];
 export type CheckpointView = components["schemas"]["CheckpointView"];
 export type MetricSeries = components["schemas"]["MetricSeries"];
 export type LogLine = components["schemas"]["LogLine"];
+export type ArrivalMap = components["schemas"]["ArrivalMap"];
+export type RankArrival = components["schemas"]["RankArrival"];
 export type Me = components["schemas"]["Me"];
 
 const client = createClient<paths>({ baseUrl: "" });
@@ -69,6 +71,10 @@ export const cancelJob = (id: string): Promise<JobView> =>
 
 export const getMetrics = async (id: string): Promise<MetricSeries[]> =>
   (await data(client.GET("/v1/jobs/{id}/metrics", { params: { path: { id } } }))).series;
+
+/** Who has entered the collective under way, and what the others do. */
+export const getRanks = (id: string): Promise<ArrivalMap> =>
+  data(client.GET("/v1/jobs/{id}/ranks", { params: { path: { id } } }));
 
 export const readLog = async (id: string, after: number): Promise<LogLine[]> => {
   // The first read takes the end of the log, later ones what has come since.

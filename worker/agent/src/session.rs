@@ -24,6 +24,11 @@ use lockstep_service::chain;
 /// An answer to a poll that says nothing new and comes sooner than this is not a parked one.
 const SHORTEST_PARK: Duration = Duration::from_millis(100);
 
+/// How often the agent looks whether a rank waits for long.
+const LOOK_FOR_WAITS: Duration = Duration::from_millis(250);
+/// Between two heartbeats at least this passes, whoever waits.
+const SHORTEST_BEAT: Duration = Duration::from_millis(500);
+
 /// How long the server may take to hear that the node leaves.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -41,6 +46,11 @@ impl Living {
         self.lock().remove(&attempt);
     }
 
+    /// Whether some rank waits for others longer than its job likes.
+    fn has_long_wait(&self) -> bool {
+        self.lock().values().any(|(_, positions)| positions.has_long_wait())
+    }
+
     fn all(&self) -> Vec<RunningAttempt> {
         let living = self.lock();
         let running = living.iter().map(|(&attempt_id, (generation, positions))| RunningAttempt {
@@ -55,7 +65,8 @@ impl Living {
     }
 }
 
-/// Sends a heartbeat every `every` until `end`.
+/// Sends a heartbeat every `every` until `end`; more often while some rank waits longer than its job likes, so that
+/// whoever asks who is missing hears news.
 pub(crate) async fn heartbeats(
     node: Arc<Node>,
     living: Living,
@@ -63,13 +74,22 @@ pub(crate) async fn heartbeats(
     every: Duration,
     end: CancellationToken,
 ) {
-    let mut ticks = tokio::time::interval(every);
+    let mut ticks = tokio::time::interval(every.min(LOOK_FOR_WAITS));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut last: Option<Instant> = None;
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
             () = end.cancelled() => return,
         }
+        let is_due = last.is_none_or(|last| {
+            let silent = last.elapsed();
+            every <= silent || (SHORTEST_BEAT <= silent && living.has_long_wait())
+        });
+        if !is_due {
+            continue;
+        }
+        last = Some(Instant::now());
         let request = HeartbeatRequest { boot_id: boot_id.clone(), running: living.all() };
         // Longer than a beat, so that a server that is merely slow still renews the lease.
         let answer = node.server.client().heartbeat(&request, every * 2).await;
@@ -276,8 +296,8 @@ impl Session {
         tracing::info!(job = %assignment.job_id, attempt = %fence.attempt_id, generation = fence.generation.0, ranks = assignment.ranks.len(), "starting an attempt");
         let order = if assignment.is_stopping { Order::Stop } else { Order::Run };
         let wanted = Arc::new(assignment);
+        let positions = Arc::new(Positions::new(wanted.spec.timeouts.effective().soft()));
         let (told, receiver) = watch::channel(Told { order, verdict: None, wanted });
-        let positions = Arc::new(Positions::default());
         self.living.insert(fence, positions.clone());
         let task = attempt::run(self.node.clone(), receiver, positions.clone());
         self.tasks.insert(self.attempts.spawn(task).id(), fence.attempt_id);

@@ -313,6 +313,10 @@ impl CpuGroup {
     }
 
     fn begin(&mut self, flight: FlightOp) {
+        // A dead group enters nothing: the record stays at what it died in.
+        if self.failed.is_some() {
+            return;
+        }
         self.sequence += 1;
         if let Some(record) = &self.record {
             record.enter(self.sequence, flight);

@@ -72,7 +72,10 @@ pub(crate) fn begin_forming(
             record,
             interrupt,
         };
-        Reducer::new(join, layout, reducer_config)
+        let mut reducer = Reducer::new(join, layout, reducer_config)?;
+        // Guests are still being compiled: whoever is done first waits for the others.
+        reducer.announce_pause(limits.pause())?;
+        Ok(reducer)
     };
     thread::Builder::new()
         .name("group-forming".to_owned())

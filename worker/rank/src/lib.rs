@@ -35,6 +35,7 @@ mod agreement;
 mod group;
 
 mod order;
+mod pause;
 mod schedule;
 
 mod run;

@@ -1,6 +1,6 @@
 //! The loop: load → forward → backward → reduce → step → report → evaluate → checkpoint.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lockstep_api::{FailureCode, JobSpec, Phase, Rank, RankConfig};
 use lockstep_ddp::{GrainSums, Intent, Reducer, StepOutcome, Votes};
@@ -118,8 +118,7 @@ impl Trainer {
     /// What ended it.
     pub(crate) fn run(&mut self) -> Result<(), Failure> {
         self.announce();
-        // A group's first step may make a plan and memory that the later ones find.
-        self.pause(self.spec.timeouts.effective().collective())?;
+        self.begin_pause()?;
         let steps_total = self.ready.schedule.steps_total();
         loop {
             if let Some(is_stopped) = self.follow_up {
@@ -154,20 +153,6 @@ impl Trainer {
         Ok(())
     }
 
-    /// Others that miss this rank wait so much longer.
-    fn pause(&mut self, longest: Duration) -> Result<(), Failure> {
-        self.is_pausing = true;
-        let paused = self.ready.reducer.announce_pause(longest);
-        paused.map_err(|error| Failure::of_group(&error))
-    }
-
-    fn end_pause(&mut self) -> Result<(), Failure> {
-        if !std::mem::take(&mut self.is_pausing) {
-            return Ok(());
-        }
-        self.ready.reducer.end_pause().map_err(|error| Failure::of_group(&error))
-    }
-
     /// What follows a step: evaluation and checkpoint, if they are due. Says whether training ends here. Done again, it
     /// changes nothing.
     fn follow_step(&mut self, is_stopped: bool) -> Result<bool, Failure> {
@@ -180,7 +165,7 @@ impl Trainer {
         let is_stopping = is_stopped || (is_due && self.evaluate(self.ready.next_step)?);
         if is_stopping || self.is_checkpoint_due() {
             // The one before may still be on its way to the disk.
-            self.pause(self.spec.timeouts.effective().pause())?;
+            self.begin_pause()?;
             self.checkpoint()?;
             self.end_pause()?;
         }

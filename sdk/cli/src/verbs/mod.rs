@@ -6,6 +6,7 @@ pub(crate) mod jobs;
 pub(crate) mod logs;
 mod model_file;
 pub(crate) mod nodes;
+pub(crate) mod ranks;
 pub(crate) mod sample;
 pub(crate) mod submit;
 pub(crate) mod tokens;

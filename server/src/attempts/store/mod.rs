@@ -1,5 +1,6 @@
 //! Everything the database knows of attempts and their ranks. No other module names these tables.
 
+pub(crate) mod arrival;
 mod held;
 mod network;
 mod read;

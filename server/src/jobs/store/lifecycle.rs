@@ -6,7 +6,9 @@
 //! twice, so none waits for another in a circle.
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{Generation, JobId, JobSpec, JobState, OrganisationId, ProjectId, Shard};
+use lockstep_api::{
+    Generation, JobId, JobSpec, JobState, OrganisationId, ProjectId, Shard, TimeoutSpec,
+};
 use lockstep_core::{Job, Request, RetryBudget, Timeouts};
 use sqlx::types::{Json, Uuid};
 use sqlx::{PgConnection, query, query_scalar};
@@ -32,6 +34,17 @@ impl LockedJob {
     pub(crate) fn has_copies(&self) -> bool {
         self.spec.ddp.shard == Shard::None && self.spec.ddp.sync_every == 1
     }
+}
+
+/// The time limits of a job, without a lock.
+pub(crate) async fn timeouts(db: &mut PgConnection, job: JobId) -> sqlx::Result<Option<Timeouts>> {
+    let spec = query_scalar!(
+        r#"SELECT spec -> 'timeouts' AS "timeouts!: Json<TimeoutSpec>" FROM job WHERE job_id = $1"#,
+        job as JobId,
+    )
+    .fetch_optional(db)
+    .await?;
+    Ok(spec.map(|Json(spec)| spec.effective()))
 }
 
 /// A job that waits for slots.

@@ -142,7 +142,7 @@ pub(crate) async fn verdicts(db: &mut PgConnection, job: JobId) -> sqlx::Result<
             failure_id AS "id: FailureId", attempt_id AS "attempt_id?: AttemptId",
             generation AS "generation: Generation", code AS "code: FailureCode", blame AS "blame: Blame",
             rank AS "rank: Rank", node_id AS "node_id: NodeId", signal, exit_code, step AS "step: Step",
-            phase AS "phase: Phase", message, at
+            phase AS "phase: Phase", message, evidence, at
         FROM failure WHERE job_id = $1 AND NOT is_effect ORDER BY at DESC, failure_no DESC LIMIT $2
         "#,
         job as JobId,

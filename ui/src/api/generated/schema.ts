@@ -165,6 +165,24 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/checkpoints/{id}/pin": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /** Keeps a checkpoint until it is unpinned, whatever `keep_last` and `keep_best` say. Safe to repeat. */
+        put: operations["pin_checkpoint"];
+        post?: never;
+        /** Leaves a checkpoint to `keep_last` and `keep_best`: if they do not keep it, it is gone at once. Safe to repeat. */
+        delete: operations["unpin_checkpoint"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/chunks/missing": {
         parameters: {
             query?: never;
@@ -393,6 +411,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/jobs/{id}/ranks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Who has entered the collective under way, who has not, and what those do instead: of the newest attempt, from the
+         *     newest heartbeat of each node.
+         */
+        get: operations["get_job_ranks"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/jobs/{id}/timeline": {
         parameters: {
             query?: never;
@@ -607,6 +645,27 @@ export interface components {
             arch: "vit";
         });
         /**
+         * @description Where a rank is with regard to the collective under way.
+         * @enum {string}
+         */
+        Arrival: "working" | "entered" | "missing" | "unknown" | "ended";
+        /** @description The arrival map of a job's newest attempt, from the newest heartbeat of each node. */
+        ArrivalMap: {
+            /**
+             * Format: date-time
+             * @description When this was put together, by the server's clock. All lengths of time are up to then.
+             */
+            at: string;
+            attempt_id?: components["schemas"]["AttemptId"] | null;
+            collective?: components["schemas"]["CollectiveUnderWay"] | null;
+            generation?: components["schemas"]["Generation"] | null;
+            /** @description In order. */
+            ranks: components["schemas"]["RankArrival"][];
+            state?: components["schemas"]["AttemptState"] | null;
+            /** @description One sentence: who is missing, and what that one does. */
+            summary: string;
+        };
+        /**
          * @description How the ranks of an attempt reach each other over TCP.
          *
          *     The agent binds a socket for each of its ranks, says where they listen ([`Report::RankListens`]) and, once everything
@@ -819,6 +878,27 @@ export interface components {
             vocab_size: number;
         };
         /**
+         * @description Which of two values is better.
+         * @enum {string}
+         */
+        BestMode: "min" | "max";
+        /**
+         * @description What a checkpoint is judged by: a value of the evaluation after the same step. One without a finite value is not
+         *     among the best; of equals the older is.
+         */
+        BestSpec: {
+            /**
+             * @description `eval/loss`, `eval/accuracy`, …
+             * @default eval/loss
+             */
+            metric: string;
+            /**
+             * @description Whether less or more of it is better.
+             * @default min
+             */
+            mode: components["schemas"]["BestMode"];
+        };
+        /**
          * @description Whose fault a failure is. Budgets for retries are kept apart.
          * @enum {string}
          */
@@ -828,8 +908,16 @@ export interface components {
          * @description One published checkpoint.
          */
         CheckpointId: string;
-        /** @description When to keep the state. */
+        /** @description When the state is saved, and which checkpoints are kept: the newest, the best, and those that someone has pinned. */
         CheckpointSpec: {
+            /**
+             * @description Which ones are the best.
+             * @default {
+             *       "metric": "eval/loss",
+             *       "mode": "min"
+             *     }
+             */
+            best: components["schemas"]["BestSpec"];
             /**
              * Format: int64
              * @description Every so many optimizer steps; one is always made at the end. Absent: only at the end.
@@ -838,7 +926,13 @@ export interface components {
             every_steps: number | null;
             /**
              * Format: int32
-             * @description How many to keep.
+             * @description How many of the best to keep, which may be among the newest. 0 to 20. Above 0 it wants `data.eval`.
+             * @default 0
+             */
+            keep_best: number;
+            /**
+             * Format: int32
+             * @description How many of the newest to keep. 1 to 100.
              * @default 2
              */
             keep_last: number;
@@ -856,6 +950,8 @@ export interface components {
             file: components["schemas"]["Digest"];
             /** @description Its id. */
             id: components["schemas"]["CheckpointId"];
+            /** @description Whether it is kept until someone unpins it, whatever the job says. */
+            is_pinned: boolean;
             /**
              * Format: int64
              * @description Length in bytes.
@@ -876,6 +972,41 @@ export interface components {
              * @description `CLOCK_MONOTONIC`, nanoseconds.
              */
             monotonic_ns: number;
+        };
+        /** @description How far a rank is in the collectives of its group, counted from 1 since that formed. */
+        CollectivePosition: {
+            /**
+             * Format: int64
+             * @description The last one that it entered.
+             */
+            entered: number;
+            /**
+             * Format: int64
+             * @description How long ago it entered, milliseconds.
+             */
+            entered_ms: number;
+            /**
+             * Format: int64
+             * @description The last one that it left. Less than `entered`: it is in that one.
+             */
+            left: number;
+            /** @description What `entered` is, for people: `bucket 3 of 9`. At most 100 bytes. */
+            what: string;
+        };
+        /** @description A collective that at least one rank is in. */
+        CollectiveUnderWay: {
+            /**
+             * Format: int64
+             * @description Its number since the group formed, the same on all ranks.
+             */
+            sequence: number;
+            /**
+             * Format: int64
+             * @description How long the first rank has been in it, milliseconds.
+             */
+            waited_ms: number;
+            /** @description What it is, for people: `bucket 3 of 9`. */
+            what: string;
         };
         /** @description A constant learning rate. */
         ConstantSchedule: {
@@ -1234,6 +1365,8 @@ export interface components {
             blame: components["schemas"]["Blame"];
             /** @description What broke. */
             code: components["schemas"]["FailureCode"];
+            /** @description What else is known: missing ranks and where they are, the last words of a process, the end of the flight record. */
+            evidence: Record<string, never>;
             /**
              * Format: int32
              * @description Exit code.
@@ -1551,7 +1684,7 @@ export interface components {
         JobSpec: {
             /** @description Faults that happen on purpose. Only admins may ask for them. */
             chaos?: components["schemas"]["FaultSpec"][];
-            /** @description When to keep the state. */
+            /** @description When the state is saved, and which checkpoints are kept. */
             checkpoint?: components["schemas"]["CheckpointSpec"];
             /** @description What it is trained on. */
             data: components["schemas"]["DataSpec"];
@@ -1861,7 +1994,7 @@ export interface components {
          * @description Where a log line comes from.
          * @enum {string}
          */
-        LogSource: "rank" | "guest" | "stderr" | "agent";
+        LogSource: "rank" | "guest" | "stderr" | "agent" | "server";
         /** @description A part of a job's log. */
         LogView: {
             /** @description In order. */
@@ -2302,6 +2435,58 @@ export interface components {
          * @description One process in a process group, `0..world_size`.
          */
         Rank: number;
+        /** @description One rank, as last heard of. */
+        RankArrival: {
+            /**
+             * Format: int64
+             * @description The last collective that it entered.
+             */
+            entered?: number | null;
+            /** @description Whether its process is stopped. */
+            is_stopped: boolean;
+            /**
+             * Format: int64
+             * @description The last collective that it left.
+             */
+            left?: number | null;
+            /** @description Where it runs. */
+            node_id: components["schemas"]["NodeId"];
+            /** @description That node's name. */
+            node_name: string;
+            /**
+             * Format: int64
+             * @description For how much longer it may pause, as it has announced, milliseconds.
+             */
+            pause_left_ms?: number | null;
+            phase?: components["schemas"]["Phase"] | null;
+            /**
+             * Format: int64
+             * @description For how long, milliseconds.
+             */
+            phase_ms?: number | null;
+            /**
+             * Format: int32
+             * @description Its process, once started.
+             */
+            pid?: number | null;
+            /** @description Which. */
+            rank: components["schemas"]["Rank"];
+            /**
+             * Format: int64
+             * @description How old this news is, milliseconds.
+             */
+            seen_ms?: number | null;
+            /** @description Whether it is where the others are. */
+            standing: components["schemas"]["Arrival"];
+            step?: components["schemas"]["Step"] | null;
+            /**
+             * Format: int64
+             * @description How long it has been in that collective, milliseconds; absent when it is in none.
+             */
+            waited_ms?: number | null;
+            /** @description What `entered` is. */
+            what?: string | null;
+        };
         /** @description How a rank left, and where its flight record says it was. */
         RankExit: {
             /**
@@ -2319,10 +2504,23 @@ export interface components {
             /** @description Step in its flight record. */
             step: components["schemas"]["Step"];
         };
-        /** @description Where one rank is. */
+        /** @description Where one rank is. Times are lengths up to this heartbeat: clocks of nodes differ. */
         RankPosition: {
+            collective?: components["schemas"]["CollectivePosition"] | null;
+            /** @description Whether its process is stopped by a signal or a debugger. */
+            is_stopped?: boolean;
+            /**
+             * Format: int64
+             * @description For how much longer it may pause, as it has announced, milliseconds; absent when it does not.
+             */
+            pause_left_ms?: number | null;
             /** @description What it does. */
             phase: components["schemas"]["Phase"];
+            /**
+             * Format: int64
+             * @description For how long it has been in this phase, milliseconds.
+             */
+            phase_ms?: number | null;
             /**
              * Format: int32
              * @description Its process.
@@ -3441,6 +3639,89 @@ export interface operations {
             };
         };
     };
+    pin_checkpoint: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: components["schemas"]["CheckpointId"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CheckpointView"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description What went wrong */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBody"];
+                };
+            };
+        };
+    };
+    unpin_checkpoint: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: components["schemas"]["CheckpointId"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Not pinned any more */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description What went wrong */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBody"];
+                };
+            };
+        };
+    };
     missing_chunks: {
         parameters: {
             query?: never;
@@ -3907,6 +4188,44 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["MetricsView"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description What went wrong */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBody"];
+                };
+            };
+        };
+    };
+    get_job_ranks: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: components["schemas"]["JobId"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ArrivalMap"];
                 };
             };
             404: {

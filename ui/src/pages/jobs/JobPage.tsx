@@ -4,6 +4,7 @@ import { cancelJob, getJob, getMetrics, type JobView } from "../../api/client";
 import { duration, moment, number } from "../../components/format";
 import { StateBadge } from "../../components/StateBadge";
 import { Trouble } from "../../components/Trouble";
+import { Arrivals } from "./Arrivals";
 import { Attempts } from "./Attempts";
 import { Checkpoints } from "./Checkpoints";
 import { Faults } from "./Faults";
@@ -40,6 +41,7 @@ export function JobPage({ jobId }: { jobId: string }) {
         )}
       </Card>
       <Faults faults={job.data.faults} />
+      {!isOver && <Arrivals jobId={jobId} />}
       <Attempts attempts={job.data.attempts} />
       <Checkpoints checkpoints={job.data.checkpoints} />
       <LogTail jobId={jobId} />

@@ -458,8 +458,11 @@ impl Drive {
     fn act(&mut self, input: Input) {
         for action in self.course.step(input, Instant::now()) {
             match action {
-                Action::Report(report) => {
-                    if let Report::Failed(failure) = &report {
+                Action::Report(mut report) => {
+                    if let Report::Failed(failure) = &mut report {
+                        if let Some(rank) = failure.rank {
+                            self.positions.add_tail(rank, &mut failure.evidence);
+                        }
                         tracing::warn!(attempt = %self.fence.attempt_id, code = %failure.code, message = %failure.message, "an attempt broke");
                     }
                     self.reporter.report(report);

@@ -1,15 +1,24 @@
 //! Where an attempt's ranks are, as their flight records say.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use camino::Utf8PathBuf;
-use lockstep_api::{Phase, Rank, RankPosition, Step};
-use lockstep_shm::FlightRecord;
+use lockstep_api::{CollectivePosition, Phase, Rank, RankPosition, Step};
+use lockstep_shm::{FlightEntry, FlightPosition, FlightRecord, monotonic_ns};
+use serde_json::{Value, json};
+
+/// Collectives of a culprit's past that go into the evidence.
+const TAIL_ENTRIES: usize = 16;
+/// Longest evidence with them, bytes: what is longer goes without. The server takes 16 KiB.
+const EVIDENCE_BYTES: usize = 15 << 10;
 
 /// The ranks of one attempt that were started here. Clones of the `Arc` around it are read by heartbeats.
 #[derive(Debug, Default)]
 pub(crate) struct Positions {
     ranks: Mutex<Vec<Local>>,
+    /// From when on a wait is worth telling at once.
+    soft: Duration,
 }
 
 #[derive(Debug)]
@@ -20,6 +29,11 @@ struct Local {
 }
 
 impl Positions {
+    /// Of an attempt whose job has this soft time limit.
+    pub(crate) fn new(soft: Duration) -> Self {
+        Self { ranks: Mutex::default(), soft }
+    }
+
     /// A rank was started, in the place of an earlier one or not. It makes the flight record at `record` itself.
     pub(crate) fn add(&self, rank: Rank, pid: i32, record: Utf8PathBuf) {
         let mut ranks = self.lock();
@@ -44,11 +58,39 @@ impl Positions {
 
     /// Where all are.
     pub(crate) fn all(&self) -> Vec<RankPosition> {
-        let of = |it: &Local| {
-            let (phase, step) = read(it);
-            RankPosition { rank: it.rank, pid: it.pid, phase, step }
+        let now = monotonic_ns();
+        self.lock().iter().map(|it| position(it, now)).collect()
+    }
+
+    /// Whether some rank has been in a collective for longer than the soft limit.
+    pub(crate) fn has_long_wait(&self) -> bool {
+        let (now, soft) = (monotonic_ns(), u64::try_from(self.soft.as_nanos()).unwrap_or(u64::MAX));
+        let waits = |it: &Local| {
+            let found = FlightRecord::open(&it.record).and_then(|record| record.read());
+            found.is_ok_and(|it| it.is_inside() && soft <= now.saturating_sub(it.entered_ns))
         };
-        self.lock().iter().map(of).collect()
+        self.lock().iter().any(waits)
+    }
+
+    /// Adds the last collectives of `rank` to the evidence of a failure, if it is of this node and there is room.
+    pub(crate) fn add_tail(&self, rank: Rank, evidence: &mut Value) {
+        let path = self.lock().iter().find(|it| it.rank == rank).map(|it| it.record.clone());
+        let tail = path.map(|path| FlightRecord::open(path).and_then(|it| it.tail(TAIL_ENTRIES)));
+        let Some(Ok(tail)) = tail.filter(|tail| !matches!(tail, Ok(tail) if tail.is_empty()))
+        else {
+            return;
+        };
+        let now = monotonic_ns();
+        let record: Vec<Value> = tail.iter().map(|entry| described(entry, now)).collect();
+        let mut longer = match &*evidence {
+            Value::Null => json!({}),
+            found => found.clone(),
+        };
+        let Some(fields) = longer.as_object_mut() else { return };
+        fields.insert("flight_record".to_owned(), json!({ "rank": rank, "collectives": record }));
+        if longer.to_string().len() <= EVIDENCE_BYTES {
+            *evidence = longer;
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Local>> {
@@ -64,6 +106,48 @@ fn read(local: &Local) -> (Phase, Step) {
     (phase, Step(position.step.max(0)))
 }
 
+fn position(local: &Local, now: u64) -> RankPosition {
+    let Local { rank, pid, record } = local;
+    let (phase, step) = read(local);
+    let found = FlightRecord::open(record).and_then(|record| record.read()).ok();
+    let is_stopped = matches!(process_state(*pid), Some('T' | 't'));
+    let pause = found.map_or(0, |it| it.paused_until_ns.saturating_sub(now));
+    RankPosition {
+        rank: *rank,
+        pid: *pid,
+        phase,
+        step,
+        phase_ms: found.map(|it| millis(now.saturating_sub(it.phase_since_ns))),
+        collective: found.filter(|it| 0 < it.entered).map(|it| collective(it, now)),
+        pause_left_ms: (0 < pause).then(|| millis(pause)),
+        is_stopped,
+    }
+}
+
+fn collective(found: FlightPosition, now: u64) -> CollectivePosition {
+    CollectivePosition {
+        entered: found.entered.cast_signed(),
+        left: found.left.cast_signed(),
+        what: found.op.to_string(),
+        entered_ms: millis(now.saturating_sub(found.entered_ns)),
+    }
+}
+
+/// Times before `now`, and how long it took; without an end when the rank was still in it.
+fn described(entry: &FlightEntry, now: u64) -> Value {
+    let FlightEntry { sequence, step, op, entered_ns, met_ns, left_ns } = *entry;
+    let since = |end: u64| (end != 0).then(|| millis(end.saturating_sub(entered_ns)));
+    json!({
+        "collective": sequence, "what": op.to_string(), "step": step,
+        "entered_ms_ago": millis(now.saturating_sub(entered_ns)),
+        "met_after_ms": since(met_ns), "left_after_ms": since(left_ns),
+    })
+}
+
+fn millis(ns: u64) -> i64 {
+    i64::try_from(ns / 1_000_000).unwrap_or(i64::MAX)
+}
+
 /// The letter that the kernel gives a process's state: `T` is stopped. `None` when it is gone.
 pub(crate) fn process_state(pid: i32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -73,6 +157,8 @@ pub(crate) fn process_state(pid: i32) -> Option<char> {
 
 #[cfg(test)]
 mod tests {
+    use lockstep_shm::{FlightKind, FlightOf, FlightOp};
+
     use super::*;
 
     #[test]
@@ -90,5 +176,52 @@ mod tests {
         assert_eq!(positions.pid(Rank(0)), Some(77));
         let state = process_state(i32::try_from(std::process::id()).unwrap()).unwrap();
         assert!("RSD".contains(state), "{state}");
+    }
+
+    #[test]
+    fn a_rank_in_a_collective_is_told_with_what_it_is_and_since_when_and_its_past_is_evidence() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Utf8PathBuf::try_from(folder.path().join("flight-2")).unwrap();
+        let positions = Positions::new(Duration::ZERO);
+        positions.add(Rank(2), i32::try_from(std::process::id()).unwrap(), path.clone());
+        let record = FlightRecord::create(&path, 2).unwrap();
+        let before = positions.all().remove(0);
+        assert_eq!(
+            (before.collective, before.pause_left_ms, before.is_stopped),
+            (None, None, false)
+        );
+        assert!(!positions.has_long_wait());
+        let bucket =
+            FlightOp { kind: FlightKind::AllReduce, of: FlightOf::Bucket { index: 0, count: 2 } };
+        for sequence in 1..=20 {
+            record.enter(sequence, bucket);
+            record.meet(sequence);
+            record.leave(sequence);
+        }
+        assert!(!positions.has_long_wait());
+        record.enter(21, bucket);
+        record.set_paused_until(monotonic_ns() + 60_000_000_000);
+        let inside = positions.all().remove(0);
+        let found = inside.collective.unwrap();
+        assert_eq!((found.entered, found.left, found.what.as_str()), (21, 20, "bucket 1 of 2"));
+        assert!((0..60_000).contains(&found.entered_ms) && inside.phase_ms.is_some());
+        assert!(inside.pause_left_ms.is_some_and(|left| (1..=60_000).contains(&left)));
+        assert!(positions.has_long_wait());
+        assert!(!Positions::new(Duration::from_secs(60)).has_long_wait());
+
+        let mut evidence = json!({ "pid": 7 });
+        positions.add_tail(Rank(2), &mut evidence);
+        let told = evidence["flight_record"]["collectives"].as_array().unwrap();
+        assert_eq!((told.len(), &evidence["pid"]), (TAIL_ENTRIES, &json!(7)));
+        let last = &told[TAIL_ENTRIES - 1];
+        assert_eq!((&last["collective"], &last["left_after_ms"]), (&json!(21), &Value::Null));
+        assert!(told[0]["left_after_ms"].is_number(), "{told:?}");
+        let mut of_another_node = Value::Null;
+        positions.add_tail(Rank(3), &mut of_another_node);
+        assert_eq!(of_another_node, Value::Null);
+        let full = json!({ "stderr": "x".repeat(EVIDENCE_BYTES) });
+        let mut kept = full.clone();
+        positions.add_tail(Rank(2), &mut kept);
+        assert_eq!(kept, full);
     }
 }

@@ -96,6 +96,11 @@ impl Gang {
         self.children[rank].id()
     }
 
+    /// Where its flight record is, once it has begun one.
+    pub(crate) fn record(&self, rank: usize) -> std::path::PathBuf {
+        self.folder.path().join(format!("record-{rank}"))
+    }
+
     pub(crate) fn kill(&mut self, rank: usize) {
         self.children[rank].kill().unwrap();
     }

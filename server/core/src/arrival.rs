@@ -1,0 +1,262 @@
+//! Who is missing in the collective under way, from what was last heard of each rank.
+//!
+//! News of ranks is of different age: a rank that was elsewhere before others entered may have entered since. It
+//! counts as missing only by news that is younger than the moment at which somebody entered.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use lockstep_api::{Arrival, Phase, Rank, Step};
+
+/// What was last heard of a rank. Times are the server's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Which.
+    pub rank: Rank,
+    /// Its node's name.
+    pub node_name: String,
+    /// What it does, and since when, once it is known.
+    pub phase: Option<(Phase, Option<DateTime<Utc>>)>,
+    /// The step it is in.
+    pub step: Option<Step>,
+    /// The last collective that it entered, once there is one.
+    pub entered: Option<Entered>,
+    /// Until when it has announced to be busy.
+    pub paused_until: Option<DateTime<Utc>>,
+    /// Whether its process is stopped.
+    pub is_stopped: bool,
+    /// When it was heard of; `None` if never.
+    pub seen_at: Option<DateTime<Utc>>,
+    /// Whether its process is gone, or has finished.
+    pub has_ended: bool,
+}
+
+/// The last collective that a rank entered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entered {
+    /// Its number, the same on all ranks.
+    pub sequence: i64,
+    /// The last one that the rank left.
+    pub left: i64,
+    /// What it is, for people.
+    pub what: String,
+    /// When.
+    pub at: DateTime<Utc>,
+}
+
+impl Entered {
+    fn is_inside(&self) -> bool {
+        self.left < self.sequence
+    }
+}
+
+/// The collective under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnderWay {
+    /// Its number.
+    pub sequence: i64,
+    /// What it is.
+    pub what: String,
+    /// When the first of those who are in it entered.
+    pub since: DateTime<Utc>,
+}
+
+/// The furthest collective that some rank is in.
+pub fn under_way(ranks: &[Seen]) -> Option<UnderWay> {
+    let inside = || {
+        let entered =
+            ranks.iter().filter(|rank| !rank.has_ended).filter_map(|it| it.entered.as_ref());
+        entered.filter(|entered| entered.is_inside())
+    };
+    let furthest = inside().max_by_key(|entered| entered.sequence)?;
+    // Whoever has left it has met all others there.
+    let is_over =
+        ranks.iter().filter_map(|it| it.entered.as_ref()).any(|it| furthest.sequence <= it.left);
+    let since = inside().filter(|it| it.sequence == furthest.sequence).map(|it| it.at).min()?;
+    (!is_over).then(|| UnderWay { sequence: furthest.sequence, what: furthest.what.clone(), since })
+}
+
+/// Where one rank is with regard to it.
+pub fn standing(rank: &Seen, under_way: Option<&UnderWay>) -> Arrival {
+    let Some(under_way) = under_way else {
+        return match (rank.has_ended, rank.seen_at) {
+            (true, _) => Arrival::Ended,
+            (false, Some(_)) => Arrival::Working,
+            (false, None) => Arrival::Unknown,
+        };
+    };
+    let has_entered = rank.entered.as_ref().is_some_and(|it| under_way.sequence <= it.sequence);
+    match rank.seen_at {
+        _ if rank.has_ended => Arrival::Ended,
+        Some(_) if has_entered => Arrival::Entered,
+        Some(seen_at) if under_way.since <= seen_at => Arrival::Missing,
+        Some(_) | None => Arrival::Unknown,
+    }
+}
+
+/// Who is missing, and in which collective others have been for `soft` or longer; `None` when that is nobody.
+pub fn stragglers(
+    ranks: &[Seen],
+    soft: TimeDelta,
+    now: DateTime<Utc>,
+) -> Option<(UnderWay, Vec<&Seen>)> {
+    let under_way = under_way(ranks).filter(|it| it.since + soft <= now)?;
+    let is_missing = |rank: &&Seen| standing(rank, Some(&under_way)) == Arrival::Missing;
+    let missing: Vec<&Seen> = ranks.iter().filter(is_missing).collect();
+    (!missing.is_empty()).then_some((under_way, missing))
+}
+
+/// One sentence for people: `rank 2 on node b has not entered bucket 3 of 9 (collective 41) for 5.0 s: phase data of step
+/// 12 since 5.1 s; ranks 0, 1, 3 wait`
+pub fn sentence(ranks: &[Seen], now: DateTime<Utc>) -> String {
+    let Some(under_way) = under_way(ranks) else {
+        return match ranks.iter().all(|rank| rank.has_ended) {
+            true => "no rank is at work".to_owned(),
+            false => "no rank waits in a collective".to_owned(),
+        };
+    };
+    let of = |wanted: Arrival| -> Vec<&Seen> {
+        ranks.iter().filter(|rank| standing(rank, Some(&under_way)) == wanted).collect()
+    };
+    let (missing, entered, unknown) =
+        (of(Arrival::Missing), of(Arrival::Entered), of(Arrival::Unknown));
+    let place = format!("{} (collective {})", under_way.what, under_way.sequence);
+    let waited = seconds(now - under_way.since);
+    let wait = if entered.len() == 1 { "waits" } else { "wait" };
+    let mut parts: Vec<String> =
+        missing.iter().map(|rank| missing_rank(rank, &place, &waited, now)).collect();
+    if missing.is_empty() && unknown.is_empty() {
+        return format!("all ranks have entered {place}, the first {waited} ago");
+    }
+    parts.push(format!("{} {wait}", named(&entered)));
+    if !unknown.is_empty() {
+        parts.push(format!("of {} there is no news since", named(&unknown)));
+    }
+    if missing.is_empty() {
+        parts.insert(0, format!("{place} began {waited} ago"));
+    }
+    parts.join("; ")
+}
+
+fn missing_rank(rank: &Seen, place: &str, waited: &str, now: DateTime<Utc>) -> String {
+    let mut text = format!(
+        "rank {} on node {} has not entered {place} for {waited}",
+        rank.rank, rank.node_name
+    );
+    if let Some((phase, since)) = rank.phase {
+        text.push_str(&format!(": phase {phase}"));
+        if let Some(step) = rank.step {
+            text.push_str(&format!(" of step {step}"));
+        }
+        if let Some(since) = since {
+            text.push_str(&format!(" since {}", seconds(now - since)));
+        }
+    }
+    if rank.is_stopped {
+        text.push_str(", its process is stopped");
+    }
+    if let Some(left) = rank.paused_until.filter(|until| now < *until) {
+        text.push_str(&format!(
+            ", it has announced to be busy for {} more at most",
+            seconds(left - now)
+        ));
+    }
+    text
+}
+
+fn named(ranks: &[&Seen]) -> String {
+    let list: Vec<String> = ranks.iter().map(|it| it.rank.to_string()).collect();
+    format!("rank{} {}", if list.len() == 1 { "" } else { "s" }, list.join(", "))
+}
+
+fn seconds(time: TimeDelta) -> String {
+    let millis = time.num_milliseconds().max(0);
+    format!("{}.{} s", millis / 1000, millis % 1000 / 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: i64) -> DateTime<Utc> {
+        DateTime::UNIX_EPOCH + TimeDelta::milliseconds(millis)
+    }
+
+    /// Heard of at 10 s: entered collective `sequence` at `entered`, left `left`.
+    fn seen(rank: i32, sequence: i64, left: i64, entered: i64) -> Seen {
+        Seen {
+            rank: Rank(rank),
+            node_name: "b".to_owned(),
+            phase: Some((Phase::Reduce, Some(at(entered)))),
+            step: Some(Step(12)),
+            entered: Some(Entered {
+                sequence,
+                left,
+                what: format!("bucket {sequence} of 50"),
+                at: at(entered),
+            }),
+            paused_until: None,
+            is_stopped: false,
+            seen_at: Some(at(10_000)),
+            has_ended: false,
+        }
+    }
+
+    #[test]
+    fn whoever_has_not_entered_is_missing_and_the_sentence_says_what_it_does() {
+        let mut ranks = [seen(0, 41, 40, 5_000), seen(1, 41, 40, 5_500), seen(2, 40, 40, 4_000)];
+        ranks[2].phase = Some((Phase::Data, Some(at(4_900))));
+        let under_way = under_way(&ranks).unwrap();
+        assert_eq!((under_way.sequence, under_way.since), (41, at(5_000)));
+        let standings = [Arrival::Entered, Arrival::Entered, Arrival::Missing];
+        assert_eq!([0, 1, 2].map(|index| standing(&ranks[index], Some(&under_way))), standings);
+        assert_eq!(
+            sentence(&ranks, at(10_000)),
+            "rank 2 on node b has not entered bucket 41 of 50 (collective 41) for 5.0 s: \
+             phase data of step 12 since 5.1 s; ranks 0, 1 wait"
+        );
+        ranks[2].is_stopped = true;
+        ranks[2].paused_until = Some(at(12_000));
+        let text = sentence(&ranks, at(10_000));
+        assert!(
+            text.contains("its process is stopped, it has announced to be busy for 2.0 s more"),
+            "{text}"
+        );
+        ranks[2].has_ended = true;
+        assert_eq!(standing(&ranks[2], Some(&under_way)), Arrival::Ended);
+    }
+
+    #[test]
+    fn old_news_accuses_nobody() {
+        let mut ranks = [seen(0, 41, 40, 5_000), seen(1, 40, 40, 4_000)];
+        ranks[1].seen_at = Some(at(4_999));
+        let under_way = under_way(&ranks).unwrap();
+        assert_eq!(standing(&ranks[1], Some(&under_way)), Arrival::Unknown);
+        assert_eq!(
+            sentence(&ranks, at(6_000)),
+            "bucket 41 of 50 (collective 41) began 1.0 s ago; rank 0 waits; of rank 1 there is no news since"
+        );
+        assert_eq!(stragglers(&ranks, TimeDelta::zero(), at(6_000)), None);
+    }
+
+    #[test]
+    fn one_that_somebody_has_left_is_over_for_all() {
+        let ranks = [seen(0, 41, 40, 5_000), seen(1, 41, 41, 5_000)];
+        assert_eq!(under_way(&ranks), None);
+        assert_eq!(standing(&ranks[0], None), Arrival::Working);
+        assert_eq!(sentence(&ranks, at(6_000)), "no rank waits in a collective");
+        let all = [seen(0, 41, 40, 5_000), seen(1, 41, 40, 5_000)];
+        assert!(
+            sentence(&all, at(6_000))
+                .starts_with("all ranks have entered bucket 41 of 50 (collective 41)")
+        );
+    }
+
+    #[test]
+    fn stragglers_are_told_of_from_the_soft_limit_on() {
+        let ranks = [seen(0, 41, 40, 5_000), seen(1, 40, 40, 4_000)];
+        let soft = TimeDelta::milliseconds(6_000);
+        assert_eq!(stragglers(&ranks, soft, at(10_999)), None);
+        let (under_way, missing) = stragglers(&ranks, soft, at(11_000)).unwrap();
+        assert_eq!((under_way.sequence, missing[0].rank, missing.len()), (41, Rank(1), 1));
+        assert_eq!(stragglers(&ranks[..1], soft, at(11_000)), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! The arrival map, and what the server says in a job's log.
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+use sqlx::PgPool;
+
+use crate::agent::{Agent, exited, failed, reconciled, started};
+use crate::common::Server;
+
+/// A rank of a heartbeat that entered collective `entered` so long ago, and has left `left`.
+fn position(rank: i32, phase: &str, (entered, left): (i64, i64), entered_ms: i64) -> Value {
+    json!({
+        "rank": rank, "pid": 100 + rank, "phase": phase, "step": 12, "phase_ms": 5100, "is_stopped": rank == 1,
+        "collective": {"entered": entered, "left": left, "what": "bucket 3 of 9", "entered_ms": entered_ms},
+        "pause_left_ms": if rank == 1 { json!(250) } else { Value::Null },
+    })
+}
+
+async fn beat(agent: &Agent, server: &Server, fence: &Value, ranks: Vec<Value>) {
+    let running = json!([{"fence": fence, "ranks": ranks}]);
+    let body = json!({"boot_id": agent.boot_id, "running": running});
+    let answer = agent.call(server, "heartbeat", body).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.json());
+}
+
+async fn placed(server: &Server) -> (Agent, String, Value) {
+    let agent = Agent::join(server, "alpha", 2).await;
+    agent.poll(server, 0).await;
+    let job = agent.place_job(server, 2).await;
+    let fence = agent.assignment(server).await.fence();
+    (agent, job, fence)
+}
+
+async fn part(server: &Server, job: &str, what: &str) -> Value {
+    let answer = server.get(&format!("/v1/jobs/{job}/{what}"), &server.first.token).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.json());
+    answer.json()
+}
+
+/// The server's own lines: `(level, rank, text)`.
+async fn said(server: &Server, job: &str) -> Vec<(String, Value, String)> {
+    let log = part(server, job, "log").await;
+    let lines = log["lines"].as_array().unwrap().iter().filter(|line| line["source"] == "server");
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    lines.map(|line| (text(&line["level"]), line["rank"].clone(), text(&line["text"]))).collect()
+}
+
+#[sqlx::test(migrations = "../migrations")]
+async fn the_map_says_who_has_entered_who_is_missing_and_how_old_the_news_is(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let agent = Agent::join(&server, "alpha", 2).await;
+    agent.poll(&server, 0).await;
+    let job = agent.submit(&server, 2).await;
+    let before = part(&server, &job, "ranks").await;
+    assert_eq!(
+        (&before["ranks"], &before["summary"]),
+        (&json!([]), &json!("the job has no attempt yet"))
+    );
+    reconciled(&server).await;
+    let fence = agent.assignment(&server).await.fence();
+    let unknown = part(&server, &job, "ranks").await;
+    assert_eq!(unknown["ranks"][1]["standing"], "unknown");
+    assert_eq!(unknown["ranks"][1]["seen_ms"], Value::Null);
+
+    let ranks = vec![position(0, "reduce", (41, 40), 2000), position(1, "data", (40, 40), 9000)];
+    beat(&agent, &server, &fence, ranks).await;
+    server.clock.advance(Duration::from_millis(100));
+    let map = part(&server, &job, "ranks").await;
+    assert_eq!(
+        map["collective"],
+        json!({"sequence": 41, "what": "bucket 3 of 9", "waited_ms": 2100})
+    );
+    assert_eq!(
+        (&map["attempt_id"], &map["generation"]),
+        (&fence["attempt_id"], &fence["generation"])
+    );
+    let [first, second] = &map["ranks"].as_array().unwrap()[..] else { panic!("{map:#}") };
+    assert_eq!((&first["standing"], &first["waited_ms"]), (&json!("entered"), &json!(2100)));
+    let expected = json!({
+        "rank": 1, "node_id": agent.node_id, "node_name": "alpha", "pid": 101, "phase": "data", "phase_ms": 5200,
+        "step": 12, "standing": "missing", "entered": 40, "left": 40, "what": "bucket 3 of 9", "waited_ms": null,
+        "pause_left_ms": 150, "is_stopped": true, "seen_ms": 100,
+    });
+    assert_eq!(*second, expected);
+    assert_eq!(
+        map["summary"],
+        "rank 1 on node alpha has not entered bucket 3 of 9 (collective 41) for 2.1 s: phase data of step 12 since \
+         5.2 s, its process is stopped, it has announced to be busy for 0.1 s more at most; rank 0 waits"
+    );
+    let other = server.other_project().await;
+    server.get(&format!("/v1/jobs/{job}/ranks"), &other.token).await.problem(404, "not_found");
+    // An agent that knows nothing of this still says where its ranks are.
+    let plain = json!({"rank": 0, "pid": 100, "phase": "forward", "step": 13});
+    beat(&agent, &server, &fence, vec![plain]).await;
+    let map = part(&server, &job, "ranks").await;
+    assert_eq!((&map["collective"], &map["ranks"][0]["phase"]), (&Value::Null, &json!("forward")));
+}
+
+#[sqlx::test(migrations = "../migrations")]
+async fn a_straggler_is_told_of_once_for_each_collective_from_the_soft_limit_on(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let (agent, job, fence) = placed(&server).await;
+    let late = |collective: i64, waited: i64| {
+        let before = collective - 1;
+        vec![
+            position(0, "reduce", (collective, before), waited),
+            position(1, "data", (before, before), waited + 3000),
+        ]
+    };
+    // A tenth of the default of 60 s.
+    beat(&agent, &server, &fence, late(41, 5999)).await;
+    assert_eq!(said(&server, &job).await, []);
+    for waited in [6000, 6500, 7000] {
+        beat(&agent, &server, &fence, late(41, waited)).await;
+    }
+    let lines = said(&server, &job).await;
+    let [(level, rank, text)] = &lines[..] else { panic!("{lines:?}") };
+    assert_eq!((level.as_str(), rank), ("warn", &json!(1)));
+    let begins = "straggler: rank 1 on node alpha has not entered bucket 3 of 9 (collective 41) for 6.0 s: phase data \
+                  of step 12 since 5.1 s";
+    assert!(text.starts_with(begins), "{text}");
+    beat(&agent, &server, &fence, late(42, 6100)).await;
+    assert_eq!(said(&server, &job).await.len(), 2);
+    // All have entered: somebody is slow, but nobody is late.
+    let slow = [0, 1].map(|rank| position(rank, "reduce", (43, 42), 9000));
+    beat(&agent, &server, &fence, slow.to_vec()).await;
+    assert_eq!(said(&server, &job).await.len(), 2);
+}
+
+#[sqlx::test(migrations = "../migrations")]
+async fn a_verdict_stands_in_the_log_behind_what_its_ranks_said(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let (agent, job, fence) = placed(&server).await;
+    let f = &fence;
+    let line = json!({"rank": 1, "source": "stderr", "level": "error", "at": "2026-11-30T08:00:00Z", "text": "ouch"});
+    let log = json!({"kind": "log", "lines": [line]});
+    let batch = [(1, f, started(0, 7)), (2, f, exited(1, None, Some(9))), (3, f, log)];
+    agent.report(&server, &batch).await;
+    let lines = part(&server, &job, "log").await;
+    let texts: Vec<&str> = lines["lines"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|line| line["text"].as_str().unwrap())
+        .collect();
+    let verdict = "verdict peer_gone (blamed on infrastructure): rank 1 on node alpha was ended by SIGKILL (9) in step 5, \
+                   phase backward";
+    assert_eq!(texts, ["ouch", verdict]);
+    assert_eq!(said(&server, &job).await[0].0, "error");
+}
+
+#[sqlx::test(migrations = "../migrations")]
+async fn a_symptom_that_becomes_the_verdict_is_said_then_and_its_evidence_is_shown(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let (agent, job, fence) = placed(&server).await;
+    let evidence = json!({"missing": [1], "flight_record": {"rank": 1, "collectives": []}});
+    let symptom = failed("not_entered", Some(1), evidence.clone());
+    agent.report(&server, &[(1, &fence, symptom)]).await;
+    assert_eq!(said(&server, &job).await, [], "it waits for its cause");
+    server.clock.advance(Duration::from_secs(1));
+    reconciled(&server).await;
+    let lines = said(&server, &job).await;
+    assert_eq!(lines[0].2, "verdict not_entered (blamed on infrastructure): as the rank said");
+    let view = server.get(&format!("/v1/jobs/{job}"), &server.first.token).await.json();
+    assert_eq!(view["failures"][0]["evidence"], evidence);
+}
+
+#[sqlx::test(migrations = "../migrations")]
+async fn a_job_shows_its_effective_time_limits_and_limits_out_of_order_are_refused(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let agent = Agent::join(&server, "alpha", 2).await;
+    let timeouts = json!({"collective": "2s", "soft": "150ms"});
+    let job = agent.submit_with(&server, json!({"timeouts": timeouts})).await;
+    let view = server.get(&format!("/v1/jobs/{job}"), &server.first.token).await.json();
+    assert_eq!(
+        view["timeouts"],
+        json!({
+            "collective_ms": 2000, "soft_ms": 150, "snapshot_ms": 100, "abort_ms": 333, "formation_ms": 2000,
+            "stop_grace_ms": 2000, "pause_ms": 10000,
+        })
+    );
+    let mut job = server.job(&server.first.token).await;
+    job["timeouts"] = json!({"collective": "2s", "soft": "2s", "formation": "1s"});
+    let refused = server.submit(&server.first.token, &job, None).await;
+    assert_eq!(refused.fields(), ["timeouts.soft", "timeouts.formation"]);
+    let message = refused.json()["errors"][0]["message"].as_str().unwrap().to_owned();
+    assert!(message.ends_with("less than timeouts.abort (333ms), got \"2s\""), "{message}");
+}
