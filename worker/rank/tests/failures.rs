@@ -143,7 +143,8 @@ fn a_stopped_rank_is_named_by_the_others_within_the_timeout() {
     let mut spec = digits(2, Reduction::Fast, 5000);
     spec.timeouts.collective = "10s".to_owned();
     let mut gang = Gang::start(&spec, &digits_files(), None);
-    gang.wait_for(|message| matches!(message, RankMessage::Step(_)));
+    // The second step: by then nobody is in the pause of the first any more.
+    gang.wait_for(|message| matches!(message, RankMessage::Step(it) if it.ledger.step == Step(1)));
     let signal = |name: &str, pid: u32| {
         let status = std::process::Command::new("kill").args([name, &pid.to_string()]).status();
         assert!(status.unwrap().success());

@@ -4,6 +4,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use lockstep_api::{
     AgentMessage, Digest, LedgerEntry, LogSource, Phase, RANK_ENVIRONMENT, RankConfig, RankExit,
