@@ -49,7 +49,8 @@ pub(crate) async fn record_arrivals(
          FROM unnest($4::integer[], $5::timestamptz[], $6::bigint[], $7::bigint[], $8::text[], $9::timestamptz[],
                      $10::timestamptz[], $11::boolean[])
               AS p (rank, phase_since, entered, left_seq, collective, entered_at, paused_until, is_stopped)
-         WHERE attempt_id = $1 AND node_id = $2 AND group_member.rank = p.rank AND released_at IS NULL",
+         WHERE attempt_id = $1 AND node_id = $2 AND group_member.rank = p.rank AND evicted_at IS NULL
+           AND released_at IS NULL",
         attempt as AttemptId,
         node as NodeId,
         now,
@@ -128,7 +129,7 @@ pub(crate) async fn heard(db: &mut PgConnection, attempt: AttemptId) -> sqlx::Re
                (released_at IS NOT NULL OR finished_at IS NOT NULL OR exit_code IS NOT NULL OR signal IS NOT NULL)
                    AS "has_ended!"
         FROM group_member JOIN node USING (node_id)
-        WHERE attempt_id = $1 ORDER BY rank
+        WHERE attempt_id = $1 AND evicted_at IS NULL ORDER BY rank
         "#,
         attempt as AttemptId,
     )

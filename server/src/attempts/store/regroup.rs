@@ -119,7 +119,9 @@ pub(crate) async fn begin_generation(
     let (ranks, indices): (Vec<i32>, Vec<i32>) =
         memories.iter().map(|(rank, index)| (rank.0, *index)).unzip();
     query!(
-        "UPDATE group_member SET endpoints = NULL, prepared_at = NULL, memory_index = m.memory_index
+        "UPDATE group_member
+         SET endpoints = NULL, prepared_at = NULL, memory_index = m.memory_index,
+             last_entered = NULL, last_left = NULL, collective = NULL, entered_at = NULL
          FROM unnest($2::integer[], $3::integer[]) AS m (rank, memory_index)
          WHERE attempt_id = $1 AND group_member.rank = m.rank AND evicted_at IS NULL",
         attempt as AttemptId,

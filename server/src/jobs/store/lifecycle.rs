@@ -30,9 +30,11 @@ impl LockedJob {
         self.spec.timeouts.effective()
     }
 
-    /// Whether each of its ranks has all of the state: not if the optimizer's is in parts, or ranks go their own way.
+    /// Whether each of its ranks has all of the state: not if the optimizer's is in parts, ranks go their own way, or each has
+    /// something left over that it has not sent.
     pub(crate) fn has_copies(&self) -> bool {
-        self.spec.ddp.shard == Shard::None && self.spec.ddp.sync_every == 1
+        let ddp = &self.spec.ddp;
+        ddp.shard == Shard::None && ddp.sync_every == 1 && !ddp.hook.has_state()
     }
 }
 
