@@ -22,6 +22,10 @@ CREATE TABLE job (
     -- Budgets of retries that are left. Never refilled.
     user_retries        integer NOT NULL,
     infrastructure_retries integer NOT NULL,
+    -- After a failure: no attempt begins before.
+    not_before          timestamptz,
+    -- Why it was not tried again, if that needs saying beside the verdict.
+    ended_because       text,
     -- The last sequence numbers given out under this row's lock.
     event_seq           bigint NOT NULL DEFAULT 0,
     log_seq             bigint NOT NULL DEFAULT 0,

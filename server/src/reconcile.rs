@@ -8,7 +8,7 @@ use crate::problem::Problem;
 use crate::{attempts, nodes};
 
 /// It looks at least so often.
-const INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
 /// And so often while something is about to be due.
 const SOON: Duration = Duration::from_millis(50);
 /// Pause after a pass that failed: the database is away.
@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Whether something is about to be due before the timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Soon {
-    /// A symptom waits for its cause.
+    /// A symptom waits for its cause, or a job has almost waited long enough after a failure.
     Yes,
     /// Nothing.
     No,
@@ -69,8 +69,8 @@ async fn run(app: App) {
 pub async fn pass(app: &App) -> Result<Soon, Problem> {
     nodes::reconcile::expire(app).await?;
     let soon = attempts::reconcile::tick(app).await?;
-    attempts::reconcile::place(app).await?;
-    Ok(soon)
+    let placed = attempts::reconcile::place(app).await?;
+    Ok(if soon == Soon::Yes { soon } else { placed })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -64,6 +64,7 @@ async fn joining_under_a_taken_name_takes_its_place_and_its_token_dies(pool: PgP
     assert_eq!(old.node_id, new.node_id);
     old.call(&server, "poll", old.poll_body(0)).await.problem(401, "unauthenticated");
     new.poll(&server, 0).await;
+    server.clock.advance(Duration::from_secs(1));
     reconciled(&server).await;
     let view = server.get(&format!("/v1/jobs/{job}"), &server.first.token).await.json();
     assert_eq!(view["attempts"][1]["outcome"], "lease_lost");
@@ -115,6 +116,8 @@ async fn a_node_whose_lease_runs_out_loses_its_attempt_and_gets_it_again_when_it
     }
     server.clock.advance(Duration::from_secs(4));
     reconciled(&server).await;
+    server.clock.advance(Duration::from_secs(1));
+    reconciled(&server).await;
     let path = format!("/v1/jobs/{job}");
     let view = server.get(&path, &server.first.token).await.json();
     assert_eq!(
@@ -140,13 +143,14 @@ async fn a_node_whose_lease_runs_out_loses_its_attempt_and_gets_it_again_when_it
 }
 
 #[sqlx::test(migrations = "../migrations")]
-async fn a_restarted_agent_has_lost_its_ranks_and_is_used_again_at_once(pool: PgPool) {
+async fn a_restarted_agent_has_lost_its_ranks_and_is_used_again(pool: PgPool) {
     let server = Server::new(pool).await;
     let mut agent = Agent::join(&server, "alpha", 1).await;
     agent.poll(&server, 0).await;
     let job = agent.place_job(&server, 1).await;
     agent.boot_id = "another".to_owned();
     agent.poll(&server, 0).await;
+    server.clock.advance(Duration::from_secs(1));
     reconciled(&server).await;
     let view = server.get(&format!("/v1/jobs/{job}"), &server.first.token).await.json();
     assert_eq!(view["attempts"][1]["outcome"], "lease_lost");

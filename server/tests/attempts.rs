@@ -178,6 +178,7 @@ async fn a_killed_rank_is_the_verdict_and_the_job_goes_on_from_its_checkpoint(po
     );
     assert_eq!(verdict["node_id"], agent.node_id.as_str());
 
+    server.clock.advance(Duration::from_secs(1));
     reconciled(&server).await;
     let second = agent.assignment(&server).await;
     assert_eq!(
@@ -264,6 +265,8 @@ async fn a_budget_that_is_spent_fails_the_job(pool: PgPool) {
     let retry = json!({"gang": {"ranks": 1}, "retry": {"user": 0, "infrastructure": 2}});
     let job = agent.submit_with(&server, retry).await;
     for attempt in 0..3 {
+        server.clock.advance(Duration::from_secs(2));
+        agent.poll(&server, 0).await;
         reconciled(&server).await;
         let fence = agent.assignment(&server).await.fence();
         let seq = 10 + 2 * attempt;

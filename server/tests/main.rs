@@ -14,6 +14,7 @@ mod gangs;
 mod jobs;
 mod openapi;
 mod problems;
+mod retries;
 mod schema;
 mod secrets;
 mod timeline;

@@ -2,6 +2,8 @@
 
 use lockstep_api::{AttemptOutcome, Blame, Generation, JobState};
 
+use crate::retry::Outlook;
+
 /// How many more attempts may be lost, by whose fault. Never refilled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryBudget {
@@ -56,6 +58,8 @@ pub enum JobEvent {
         outcome: AttemptOutcome,
         /// Whose fault, by the verdict; without one it is nobody's at the job.
         blame: Blame,
+        /// Whether another attempt could end otherwise.
+        outlook: Outlook,
     },
 }
 
@@ -124,23 +128,29 @@ impl Job {
             }
             (
                 JobState::Active | JobState::Cancelling,
-                JobEvent::AttemptEnded { generation, outcome, blame },
+                JobEvent::AttemptEnded { generation, outcome, blame, outlook },
             ) => {
                 if generation != self.generation {
                     return Err(JobStepError::Stale { got: generation, held: self.generation });
                 }
-                Ok((self.after_attempt(outcome, blame), vec![]))
+                Ok((self.after_attempt(outcome, blame, outlook), vec![]))
             }
             (state, event) => Err(JobStepError::Illegal { state, event }),
         }
     }
 
-    /// A finished training counts even when a cancel was on its way; a failed one under a cancel is not tried again.
-    fn after_attempt(self, outcome: AttemptOutcome, blame: Blame) -> Self {
+    /// A finished training counts even when a cancel was on its way; a failed one under a cancel is not tried again, nor
+    /// one that would fail again.
+    fn after_attempt(self, outcome: AttemptOutcome, blame: Blame, outlook: Outlook) -> Self {
         match (outcome, self.state) {
             (AttemptOutcome::Succeeded, _) => Self { state: JobState::Succeeded, ..self },
             (AttemptOutcome::Cancelled, _) | (_, JobState::Cancelling) => {
                 Self { state: JobState::Cancelled, ..self }
+            }
+            (AttemptOutcome::Failed | AttemptOutcome::LeaseLost, _)
+                if outlook == Outlook::Hopeless =>
+            {
+                Self { state: JobState::Failed, ..self }
             }
             (AttemptOutcome::Failed | AttemptOutcome::LeaseLost, _) => match self.budget.pay(blame)
             {
@@ -163,7 +173,20 @@ mod tests {
     }
 
     fn ended(generation: i64, outcome: AttemptOutcome, blame: Blame) -> JobEvent {
-        JobEvent::AttemptEnded { generation: Generation(generation), outcome, blame }
+        let outlook = Outlook::Open;
+        JobEvent::AttemptEnded { generation: Generation(generation), outcome, blame, outlook }
+    }
+
+    #[test]
+    fn a_hopeless_retry_is_not_made_whatever_budget_is_left() {
+        let (job, _) = job(3, 0).step(JobEvent::Placed).unwrap();
+        let (outcome, blame) = (AttemptOutcome::Failed, Blame::User);
+        let open = job.step(ended(1, outcome, blame)).unwrap().0;
+        assert_eq!((open.state, open.budget.user), (JobState::Queued, 2));
+        let (generation, outlook) = (Generation(1), Outlook::Hopeless);
+        let ended = JobEvent::AttemptEnded { generation, outcome, blame, outlook };
+        let hopeless = job.step(ended).unwrap().0;
+        assert_eq!((hopeless.state, hopeless.budget.user), (JobState::Failed, 3));
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod job;
 pub mod lease;
 pub mod ledger;
 pub mod placement;
+pub mod retry;
 pub mod verdict;
 
 pub use attempt::{
@@ -21,4 +22,5 @@ pub use placement::{
     Decision, NodeOffer, Placed, Reason, Refill, Request, SlotOffer, refill, schedule,
 };
 pub use lockstep_api::Timeouts;
+pub use retry::{Outlook, Repeated, Waits};
 pub use verdict::{Failure, Grade, Standing};

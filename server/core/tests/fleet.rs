@@ -11,7 +11,7 @@ use lockstep_api::{
     Step, Transport,
 };
 use lockstep_core::{
-    Attempt, Decision, Effect, Event, Gang, Job, JobEvent, LeaseTerms, Member, NodeLoss, NodeOffer,
+    Attempt, Decision, Effect, Event, Gang, Job, JobEvent, LeaseTerms, Member, NodeLoss, NodeOffer, Outlook,
     Place, Placed, Readiness, Request, RetryBudget, SlotOffer, Stage, StepError, Terms, Timeouts,
     Word, schedule,
 };
@@ -112,7 +112,7 @@ impl Fleet {
         for effect in effects {
             if let Effect::Over { outcome, blame } = effect {
                 let (job, _) = &mut self.jobs[key.0];
-                let event = JobEvent::AttemptEnded { generation: key.1, outcome, blame };
+                let event = JobEvent::AttemptEnded { generation: key.1, outcome, blame, outlook: Outlook::Open };
                 *job = job.step(event).unwrap().0;
             }
         }

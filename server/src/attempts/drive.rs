@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{AttemptId, FailureId, Generation, JobEventKind, JobId, JobState, NodeId};
+use lockstep_api::{AttemptId, AttemptOutcome, Blame, FailureId, Generation, JobEventKind, JobId, JobState, NodeId};
 use lockstep_core::{
-    Effect, Event, JobEffect, JobEvent, LeaseTerms, NodeLoss, Place, Standing, StepError, Terms,
+    Effect, Event, JobEffect, JobEvent, LeaseTerms, NodeLoss, Outlook, Place, Standing, StepError,
+    Terms, Waits, retry,
 };
 use sqlx::PgConnection;
 
@@ -23,8 +24,8 @@ use crate::problem::Problem;
 use crate::progress;
 use crate::progress::store::NewFailure;
 
-/// What a job's `waiting` says between a failure and the next pass of placement.
-const WAITS_FOR_RETRY: &str = "waits to be placed again after a failure";
+/// What a job's `waiting` says until the next pass of placement.
+const WAITS_FOR_PLACE: &str = "waits to be placed";
 
 /// The order in which changes of one transaction are told.
 const KINDS: [JobEventKind; 5] = [
@@ -83,6 +84,8 @@ pub(crate) struct Drive<'a> {
     /// Attempts and jobs whose rows differ from what is stored.
     changed_attempts: BTreeSet<AttemptId>,
     changed_jobs: BTreeSet<JobId>,
+    /// Jobs whose attempt was lost.
+    bereft_jobs: BTreeSet<JobId>,
     reassigned: BTreeSet<NodeId>,
     /// Places in [`KINDS`].
     kinds: BTreeMap<JobId, BTreeSet<usize>>,
@@ -118,6 +121,7 @@ impl<'a> Drive<'a> {
             attempts: attempts.into_iter().map(|attempt| (attempt.id, attempt)).collect(),
             changed_attempts: BTreeSet::new(),
             changed_jobs: BTreeSet::new(),
+            bereft_jobs: BTreeSet::new(),
             reassigned: BTreeSet::new(),
             kinds: BTreeMap::new(),
             announcement: Announcement::default(),
@@ -240,10 +244,46 @@ impl<'a> Drive<'a> {
             Effect::Reassign => self.reassigned.extend(attempt.nodes().iter().chain(&was.nodes)),
             Effect::Over { outcome, blame } => {
                 let generation = attempt.core.gang.generation;
-                self.step_job(job_id, JobEvent::AttemptEnded { generation, outcome, blame })?;
+                let outlook = match outcome {
+                    AttemptOutcome::Failed => self.outlook(db, job_id, blame).await?,
+                    _ => Outlook::Open,
+                };
+                if matches!(outcome, AttemptOutcome::Failed | AttemptOutcome::LeaseLost) {
+                    self.bereft_jobs.insert(job_id);
+                }
+                let ended = JobEvent::AttemptEnded { generation, outcome, blame, outlook };
+                self.step_job(job_id, ended)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether a job whose attempt has just failed could end otherwise if it were tried again; if not, the job says so.
+    async fn outlook(
+        &mut self,
+        db: &mut PgConnection,
+        id: JobId,
+        blame: Blame,
+    ) -> Result<Outlook, Problem> {
+        let Some(job) = self.jobs.get_mut(&id) else { return Ok(Outlook::Open) };
+        if blame != Blame::User || job.core.budget.user == 0 {
+            return Ok(Outlook::Open);
+        }
+        let verdicts = progress::store::last_two(db, id).await?;
+        let repeated = verdicts.and_then(|(last, before)| retry::repeated(&before, &last));
+        job.ended_because = repeated.as_ref().map(ToString::to_string);
+        Ok(repeated.map_or(Outlook::Open, |_| Outlook::Hopeless))
+    }
+
+    /// When a queued job may be placed, and what it says until then.
+    async fn queue(&mut self, db: &mut PgConnection, id: JobId) -> Result<String, Problem> {
+        let Some(job) = self.jobs.get_mut(&id) else { return Ok(String::new()) };
+        if !self.bereft_jobs.contains(&id) {
+            return Ok(WAITS_FOR_PLACE.to_owned());
+        }
+        let wait = retry::wait_after(store::idle(db, id).await?);
+        job.not_before = Some(self.now + wait);
+        Ok(Waits(wait).to_string())
     }
 
     /// Takes one step with a job; answers what the caller must do.
@@ -275,10 +315,15 @@ impl<'a> Drive<'a> {
                 store::save(db, attempt, self.now).await?;
             }
         }
-        for id in &self.changed_jobs {
-            if let Some(job) = self.jobs.get(id) {
-                let waiting = (job.core.state == JobState::Queued).then_some(WAITS_FOR_RETRY);
-                lifecycle::save(db, *id, job.core, waiting, self.now).await?;
+        for id in std::mem::take(&mut self.changed_jobs) {
+            let Some(job) = self.jobs.get_mut(&id) else { continue };
+            job.not_before = None;
+            let waiting = match job.core.state {
+                JobState::Queued => Some(self.queue(db, id).await?),
+                _ => None,
+            };
+            if let Some(job) = self.jobs.get(&id) {
+                lifecycle::save(db, job, waiting.as_deref(), self.now).await?;
             }
         }
         if !self.reassigned.is_empty() {

@@ -19,7 +19,7 @@ use crate::nodes::inventory::Slot;
 use crate::nodes::store::{self as nodes, Node};
 use crate::problem::Problem;
 use crate::progress;
-use crate::reconcile::Soon;
+use crate::reconcile::{INTERVAL, Soon};
 
 /// The index that refuses a slot to a second rank.
 const SLOT_IS_TAKEN: &str = "group_member_holds_its_slot_alone";
@@ -52,19 +52,21 @@ pub(crate) async fn tick(app: &App) -> Result<Soon, Problem> {
 
 /// Finds places: first for ranks whose processes were lost, then for queued jobs, first come first served. Says of the others
 /// why they wait.
-pub(crate) async fn place(app: &App) -> Result<(), Problem> {
+pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
+    let now = app.clock.now();
     let mut tx = app.db.system().await?;
     let vacant = store::with_vacancies(&mut tx).await?;
-    let queue = lifecycle::queue(&mut tx).await?;
-    if queue.is_empty() && vacant.is_empty() {
-        return Ok(());
-    }
+    let queue = lifecycle::queue(&mut tx, now).await?;
+    let soon = match lifecycle::is_due_by(&mut tx, now, now + INTERVAL).await? {
+        true => Soon::Yes,
+        false => Soon::No,
+    };
     tx.rollback().await?;
     for attempt in vacant {
         refill_ranks(app, attempt).await?;
     }
     if queue.is_empty() {
-        return Ok(());
+        return Ok(soon);
     }
     let mut offers = offers(app).await?;
     let mut queues: BTreeMap<OrganisationId, Vec<QueuedJob>> = BTreeMap::new();
@@ -81,7 +83,7 @@ pub(crate) async fn place(app: &App) -> Result<(), Problem> {
             }
         }
     }
-    Ok(())
+    Ok(soon)
 }
 
 /// What nodes offer that take work.

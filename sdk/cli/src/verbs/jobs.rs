@@ -71,6 +71,7 @@ fn describe(job: &JobView, page: &str) -> String {
     ];
     facts.extend(summary.ended_at.map(|at| ("ended", time(at))));
     facts.extend(summary.waiting.clone().map(|reason| ("waits for", reason)));
+    facts.extend(summary.ended_because.clone().map(|reason| ("because", reason)));
     facts.push(("ranks", summary.ranks.to_string()));
     facts.push(("steps", steps(summary)));
     facts.extend(summary.loss.map(|loss| ("loss", number(loss))));

@@ -27,7 +27,7 @@ pub(crate) use regroup::{
     NewMember, Slot, Vacancies, begin_generation, evict, held_after_eviction, record_formed,
     record_progress, release_evicted, with_vacancies,
 };
-pub(crate) use read::{Assigned, Branch, assigned, branch, newest, steps_done, views};
+pub(crate) use read::{Assigned, Branch, assigned, branch, idle, newest, steps_done, views};
 
 /// An attempt whose row this transaction holds.
 #[derive(Debug, Clone)]

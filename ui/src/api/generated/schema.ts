@@ -1599,6 +1599,8 @@ export interface components {
              * @description When it ended.
              */
             ended_at?: string | null;
+            /** @description Why it was not tried again, where that needs saying beside the verdict: one sentence. */
+            ended_because?: string | null;
             /** @description Its id. */
             id: components["schemas"]["JobId"];
             /**
@@ -2124,6 +2126,8 @@ export interface components {
                  * @description When it ended.
                  */
                 ended_at?: string | null;
+                /** @description Why it was not tried again, where that needs saying beside the verdict: one sentence. */
+                ended_because?: string | null;
                 /** @description Its id. */
                 id: components["schemas"]["JobId"];
                 /**
