@@ -56,6 +56,7 @@ fn json_routes() -> OpenApiRouter<App> {
         .routes(routes!(progress::http::ledger))
         .routes(routes!(progress::http::timeline))
         .routes(routes!(nodes::http::list))
+        .routes(routes!(nodes::admin::release))
 }
 
 /// Likewise, with long bodies.

@@ -232,6 +232,9 @@ async fn of_failures_filed_at_one_time_the_first_is_the_verdict(pool: PgPool) {
     agent.poll(&server, 0).await;
     // Ids are drawn: once could be luck.
     for round in 0..8 {
+        // What its node is blamed for is long ago.
+        server.clock.advance(Duration::from_secs(600));
+        agent.poll(&server, 0).await;
         let job = agent.place_job(&server, 2).await;
         let fence = agent.assignment(&server).await.fence();
         let (f, seq) = (&fence, 10 * round);

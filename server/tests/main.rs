@@ -12,6 +12,7 @@ mod data;
 mod events;
 mod gangs;
 mod jobs;
+mod nodes;
 mod openapi;
 mod problems;
 mod retries;

@@ -8,8 +8,16 @@ use lockstep_api::{
 use sqlx::{AssertSqlSafe, PgPool};
 
 /// Tables that belong to no project: who there is, and the organisation's machines.
-const WITHOUT_PROJECT: [&str; 6] =
-    ["_sqlx_migrations", "join_token", "node", "organisation", "principal", "slot"];
+const WITHOUT_PROJECT: [&str; 8] = [
+    "_sqlx_migrations",
+    "join_token",
+    "node",
+    "node_blame",
+    "node_quarantine",
+    "organisation",
+    "principal",
+    "slot",
+];
 
 #[derive(sqlx::FromRow)]
 #[expect(clippy::struct_excessive_bools, reason = "columns of the catalogue")]

@@ -99,6 +99,9 @@ pub(crate) enum Verb {
     Sample(SampleArgs),
     /// List nodes and their slots
     Nodes,
+    /// Let a node work again
+    #[command(subcommand)]
+    Node(NodeVerb),
     /// Make and revoke access tokens
     #[command(subcommand)]
     Token(TokenVerb),
@@ -248,6 +251,20 @@ pub(crate) struct DownloadArgs {
     /// With --model: the running mean of the weights, which a job with `train.ema` keeps
     #[arg(long, requires = "model")]
     pub(crate) ema: bool,
+}
+
+/// `node …`
+#[derive(Debug, Subcommand)]
+pub(crate) enum NodeVerb {
+    /// End a node's quarantine and forget what it is blamed for
+    Release(NodeArgs),
+}
+
+/// A node.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct NodeArgs {
+    /// Its name, as `lockstep nodes` shows it
+    pub(crate) name: String,
 }
 
 /// `token …`

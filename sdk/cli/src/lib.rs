@@ -62,6 +62,7 @@ async fn run(cli: Cli, out: Out) -> anyhow::Result<()> {
         Verb::Checkpoint(verb) => verbs::checkpoints::run(global, verb, out).await,
         Verb::Sample(args) => verbs::sample::sample(global, args, out).await,
         Verb::Nodes => verbs::nodes::nodes(global, out).await,
+        Verb::Node(verb) => verbs::nodes::node(global, verb, out).await,
         Verb::Token(verb) => verbs::tokens::token(global, verb, out).await,
         Verb::JoinToken(verb) => verbs::tokens::join_token(global, verb, out).await,
         Verb::Whoami => verbs::tokens::whoami(global, out).await,

@@ -236,4 +236,9 @@ impl Client {
         let answer: NodesAnswer = self.repeat(self.call(Method::GET, &["v1", "nodes"])).await?;
         Ok(answer.nodes)
     }
+
+    /// Ends a node's quarantine and forgets what it is blamed for.
+    pub async fn release_node(&self, name: &str) -> Result<NodeView, ClientError> {
+        self.repeat(self.call(Method::POST, &["v1", "nodes", name, "release"])).await
+    }
 }

@@ -8,6 +8,7 @@ pub mod job;
 pub mod lease;
 pub mod ledger;
 pub mod placement;
+pub mod quarantine;
 pub mod retry;
 pub mod verdict;
 
@@ -19,8 +20,10 @@ pub use job::{Job, JobEffect, JobEvent, JobStepError, RetryBudget};
 pub use lease::{LeaseTerms, LeaseTermsError};
 pub use ledger::{complete_epochs, counts_below};
 pub use placement::{
-    Decision, NodeOffer, Placed, Reason, Refill, Request, SlotOffer, refill, schedule,
+    Closed, ClosedNode, ClosedSlots, Decision, NodeOffer, Placed, Reason, Refill, Request,
+    SlotOffer, refill, schedule, schedule_beside,
 };
+pub use quarantine::Quarantine;
 pub use lockstep_api::Timeouts;
 pub use retry::{Outlook, Repeated, Waits};
 pub use verdict::{Failure, Grade, Standing};

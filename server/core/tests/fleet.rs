@@ -161,6 +161,7 @@ impl Fleet {
             .map(|(&node, _)| NodeOffer {
                 node,
                 name: node.to_string(),
+                is_avoided: false,
                 slots: (0..SLOTS)
                     .map(|index| SlotOffer {
                         device: DeviceKind::Cpu,
@@ -208,6 +209,7 @@ impl Fleet {
             has_copies: false,
             has_progressed: false,
             next_process: i32::try_from(places.len()).unwrap(),
+            shunned: BTreeSet::new(),
         };
         self.attempts.insert((job, next.generation), (Attempt::placed(gang), places));
     }

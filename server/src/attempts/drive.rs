@@ -8,12 +8,13 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use lockstep_api::{AttemptId, AttemptOutcome, Blame, FailureId, Generation, JobEventKind, JobId, JobState, NodeId};
 use lockstep_core::{
-    Effect, Event, JobEffect, JobEvent, LeaseTerms, NodeLoss, Outlook, Place, Standing, StepError,
-    Terms, Waits, retry,
+    Effect, Event, Failure, Gang, JobEffect, JobEvent, LeaseTerms, NodeLoss, Outlook, Place,
+    Standing, StepError, Terms, Waits, Word, quarantine, retry,
 };
 use sqlx::PgConnection;
 
 use crate::app::{App, Wakeup};
+use crate::attempts::shun::shunned;
 use crate::attempts::store::{self, LockedAttempt};
 use crate::audit;
 use crate::config::Settings;
@@ -70,6 +71,7 @@ impl Announcement {
 /// What an attempt was before a step.
 struct Before {
     generation: Generation,
+    gang: Gang,
     nodes: BTreeSet<NodeId>,
 }
 
@@ -159,8 +161,11 @@ impl<'a> Drive<'a> {
         id: AttemptId,
         event: Event,
     ) -> Result<Result<(), StepError>, Problem> {
-        let Some(attempt) = self.attempts.get(&id) else { return Ok(Err(StepError::Over)) };
+        let Some(attempt) = self.attempts.get_mut(&id) else { return Ok(Err(StepError::Over)) };
         let Some(job) = self.jobs.get(&attempt.job_id) else { return Ok(Err(StepError::Over)) };
+        if attempt.core.stage.is_at_work() && attempt.core.gang.has_copies && may_lose(&event) {
+            attempt.core.gang.shunned = shunned(self.app, db, attempt, job).await?;
+        }
         let (job_id, before) = (job.id, attempt.core.clone());
         let can_pay = 0 < job.core.budget.infrastructure;
         let terms = Terms { lease: self.lease, timeouts: job.timeouts(), can_pay };
@@ -185,7 +190,8 @@ impl<'a> Drive<'a> {
             attempt.core = after;
         }
         let nodes = before.gang.members.values().map(|member| member.node);
-        let was = Before { generation: before.gang.generation, nodes: nodes.collect() };
+        let nodes = nodes.collect();
+        let was = Before { generation: before.gang.generation, nodes, gang: before.gang };
         for effect in effects {
             self.carry_out(db, id, effect, &was).await?;
         }
@@ -217,10 +223,14 @@ impl<'a> Drive<'a> {
                     let message = failure.report.message.as_str();
                     tracing::warn!(job.id = %job_id, attempt.id = %id, code = %failure.report.code, message, "attempt failed");
                     self.note(job_id, JobEventKind::Failure);
+                    self.blame(db, id, &failure, &was.gang).await?;
                 }
                 self.announcement.reconcilers = true;
             }
             Effect::PromoteSuspect => {
+                if let Some(suspect) = &was.gang.suspect {
+                    self.blame(db, id, &suspect.failure, &was.gang).await?;
+                }
                 progress::store::promote_suspect(db, id, was.generation).await?;
                 self.note(job_id, JobEventKind::Failure);
             }
@@ -242,19 +252,55 @@ impl<'a> Drive<'a> {
             }
             // Those that have no rank any more must hear of it too.
             Effect::Reassign => self.reassigned.extend(attempt.nodes().iter().chain(&was.nodes)),
-            Effect::Over { outcome, blame } => {
-                let generation = attempt.core.gang.generation;
-                let outlook = match outcome {
-                    AttemptOutcome::Failed => self.outlook(db, job_id, blame).await?,
-                    _ => Outlook::Open,
-                };
-                if matches!(outcome, AttemptOutcome::Failed | AttemptOutcome::LeaseLost) {
-                    self.bereft_jobs.insert(job_id);
-                }
-                let ended = JobEvent::AttemptEnded { generation, outcome, blame, outlook };
-                self.step_job(job_id, ended)?;
-            }
+            Effect::Over { outcome, blame } => self.end(db, id, outcome, blame).await?,
         }
+        Ok(())
+    }
+
+    /// An attempt is over: its job and its nodes hear of it.
+    async fn end(
+        &mut self,
+        db: &mut PgConnection,
+        id: AttemptId,
+        outcome: AttemptOutcome,
+        blame: Blame,
+    ) -> Result<(), Problem> {
+        let Some(attempt) = self.attempts.get(&id) else { return Ok(()) };
+        let (job, generation) = (attempt.job_id, attempt.core.gang.generation);
+        let outlook = match outcome {
+            AttemptOutcome::Failed => self.outlook(db, job, blame).await?,
+            AttemptOutcome::Succeeded | AttemptOutcome::LeaseLost | AttemptOutcome::Cancelled => {
+                Outlook::Open
+            }
+        };
+        match outcome {
+            AttemptOutcome::Failed | AttemptOutcome::LeaseLost => {
+                self.bereft_jobs.insert(job);
+            }
+            AttemptOutcome::Succeeded => {
+                let nodes = self.attempts.get(&id).map(LockedAttempt::nodes).unwrap_or_default();
+                nodes::quarantine::forgive(db, &nodes, id, self.now).await?;
+            }
+            AttemptOutcome::Cancelled => {}
+        }
+        self.step_job(job, JobEvent::AttemptEnded { generation, outcome, blame, outlook })?;
+        Ok(())
+    }
+
+    /// A verdict is the doing of its nodes, unless the job has asked for faults.
+    async fn blame(
+        &self,
+        db: &mut PgConnection,
+        id: AttemptId,
+        failure: &Failure,
+        gang: &Gang,
+    ) -> Result<(), Problem> {
+        let job = self.attempts.get(&id).and_then(|attempt| self.jobs.get(&attempt.job_id));
+        if job.is_none_or(|job| !job.spec.chaos.is_empty()) {
+            return Ok(());
+        }
+        let blamed = quarantine::blamed(gang, failure);
+        nodes::quarantine::blame(db, &blamed, id, failure.report.code, self.now).await?;
         Ok(())
     }
 
@@ -338,6 +384,15 @@ impl<'a> Drive<'a> {
             self.announcement.events.insert(*id);
         }
         Ok(self.announcement)
+    }
+}
+
+/// Whether an attempt may lose ranks by this.
+fn may_lose(event: &Event) -> bool {
+    match event {
+        Event::Said { word: Word::RankExited { .. } | Word::Failed(_) | Word::Stopped, .. } => true,
+        Event::NodeLost { .. } | Event::Tick => true,
+        Event::Said { .. } | Event::Refilled(_) | Event::StopRequested => false,
     }
 }
 

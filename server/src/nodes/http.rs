@@ -7,7 +7,7 @@ use axum::extract::State;
 use chrono::TimeDelta;
 use lockstep_api::{
     AttemptId, Fence, HeartbeatRequest, HeartbeatResponse, JoinRequest, JoinResponse, NodeId,
-    NodeSlot, NodeView, POLL_PARK_SECONDS, PollRequest, PollResponse, ProblemBody, RunningAttempt,
+    NodeView, POLL_PARK_SECONDS, PollRequest, PollResponse, ProblemBody, RunningAttempt,
 };
 use lockstep_core::{Event, NodeLoss, Word};
 use serde::Serialize;
@@ -20,6 +20,7 @@ use crate::extract::{Caller, Json};
 use crate::nodes::caller::NodeCaller;
 use crate::nodes::inventory::Offer;
 use crate::nodes::store::{self, Boot, NewNode};
+use crate::nodes::view;
 use crate::problem::Problem;
 use crate::tokens::secret::{Minted, Presented, TokenKind};
 use crate::tokens::store::find_join_bearer;
@@ -243,28 +244,7 @@ pub(crate) async fn list(
     State(app): State<App>,
     caller: Caller,
 ) -> Result<Json<NodesView>, Problem> {
-    let mut tx = app.db.system().await?;
-    let nodes = store::list(&mut tx, Some(caller.organisation_id)).await?;
-    let held = attempts::held_slots(&mut tx).await?;
-    tx.rollback().await?;
-    let terms = lease_terms(&app.settings)?;
-    let now = app.clock.now();
-    let view = |node: store::Node| NodeView {
-        is_live: node.is_live(terms, now),
-        id: node.id,
-        name: node.name,
-        last_seen_at: node.last_seen_at,
-        slots: node
-            .slots
-            .into_iter()
-            .map(|slot| NodeSlot {
-                is_busy: held.contains(&(node.id, slot.device, slot.index)),
-                device: slot.device,
-                index: slot.index,
-            })
-            .collect(),
-    };
-    Ok(Json(NodesView { nodes: nodes.into_iter().map(view).collect() }))
+    Ok(Json(NodesView { nodes: view::nodes(&app, caller.organisation_id).await? }))
 }
 
 /// A short text without control characters.

@@ -30,6 +30,8 @@ pub struct Gang {
     pub has_progressed: bool,
     /// The number of the next process.
     pub next_process: i32,
+    /// Nodes whose ranks go elsewhere when they are lost: there is room for them.
+    pub shunned: BTreeSet<NodeId>,
 }
 
 /// One rank's process.

@@ -3,6 +3,7 @@
 
 mod repair;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -56,6 +57,7 @@ fn placed(nodes: &[u128]) -> Attempt {
         has_copies: false,
         has_progressed: false,
         next_process: i32::try_from(nodes.len()).unwrap(),
+        shunned: BTreeSet::new(),
     })
 }
 

@@ -121,6 +121,7 @@ pub(crate) async fn lock(
             has_copies: false,
             has_progressed: row.has_progressed,
             next_process: row.next_process,
+            shunned: BTreeSet::new(),
         };
         LockedAttempt {
             id: row.id,

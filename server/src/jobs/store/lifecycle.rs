@@ -239,6 +239,19 @@ pub(crate) async fn exists(
     .await
 }
 
+/// Whose job it is.
+pub(crate) async fn organisation(
+    db: &mut PgConnection,
+    job: JobId,
+) -> sqlx::Result<OrganisationId> {
+    query_scalar!(
+        r#"SELECT organisation_id AS "id: OrganisationId" FROM job JOIN project USING (project_id) WHERE job_id = $1"#,
+        job as JobId,
+    )
+    .fetch_one(db)
+    .await
+}
+
 /// Samples of the job's training split.
 pub(crate) async fn samples_per_epoch(db: &mut PgConnection, job: JobId) -> sqlx::Result<i64> {
     query_scalar!("SELECT samples_per_epoch FROM job WHERE job_id = $1", job as JobId)

@@ -461,6 +461,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/nodes/{name}/release": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Ends a node's quarantine and forgets what it is blamed for. Safe to repeat. */
+        post: operations["release_node"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/tokens": {
         parameters: {
             query?: never;
@@ -2016,6 +2033,21 @@ export interface components {
          * @description One machine that runs the agent.
          */
         NodeId: string;
+        /** @description Why a node gets no work, and until when. */
+        NodeQuarantine: {
+            /**
+             * Format: int32
+             * @description Which one in a row: each lasts twice as long as the one before, 30 s to an hour.
+             */
+            count: number;
+            /** @description Why, as a part of a sentence. */
+            reason: string;
+            /**
+             * Format: date-time
+             * @description When it is over.
+             */
+            until: string;
+        };
         /** @description One slot of a node. */
         NodeSlot: {
             /** @description Kind of device. */
@@ -2030,6 +2062,11 @@ export interface components {
         };
         /** @description A node. */
         NodeView: {
+            /**
+             * Format: int32
+             * @description Failures of the last 10 minutes that are its doing. From 2 on it gets work only if no other node has room.
+             */
+            blames: number;
             /** @description Its id. */
             id: components["schemas"]["NodeId"];
             /** @description Whether its lease holds. */
@@ -2041,6 +2078,7 @@ export interface components {
             last_seen_at: string;
             /** @description Its name. */
             name: string;
+            quarantine?: components["schemas"]["NodeQuarantine"] | null;
             /** @description Its slots. */
             slots: components["schemas"]["NodeSlot"][];
         };
@@ -4060,6 +4098,36 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description What went wrong */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBody"];
+                };
+            };
+        };
+    };
+    release_node: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NodeView"];
                 };
             };
             /** @description What went wrong */
