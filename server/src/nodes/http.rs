@@ -38,7 +38,8 @@ const RUNNING_ATTEMPTS: usize = 1024;
 
 /// Makes a machine a node.
 ///
-/// Joining under a name that is taken takes the place of the node that has it: its token is dead from then on.
+/// Joining under the name of a dead node takes its place: its token is worthless from then on. One that lives, under another
+/// boot, keeps its name.
 #[utoipa::path(
     post, path = "/v1/agent/join", operation_id = "agent_join", tag = "agent", request_body = JoinRequest, security(()),
     responses((status = 200, body = JoinResponse), (status = 401, body = ProblemBody)),
@@ -48,7 +49,7 @@ pub(crate) async fn join(
     State(app): State<App>,
     Json(request): Json<JoinRequest>,
 ) -> Result<Json<JoinResponse>, Problem> {
-    let JoinRequest { join_token, name, inventory } = request;
+    let JoinRequest { join_token, name, boot_id, inventory } = request;
     let presented =
         Presented::parse(TokenKind::Join, &join_token).ok_or(Problem::Unauthenticated)?;
     plain("name", &name, NAME_BYTES)?;
@@ -59,9 +60,15 @@ pub(crate) async fn join(
         .await?
         .filter(|bearer| presented.proves(&bearer.secret_hash))
         .ok_or(Problem::Unauthenticated)?;
-    let predecessor = store::find_by_name(&mut tx, bearer.organisation_id, &name).await?;
+    let predecessor = store::find_predecessor(&mut tx, bearer.organisation_id, &name).await?;
     tx.rollback().await?;
-    if let Some(node) = predecessor {
+    if let Some(predecessor) = predecessor {
+        if predecessor.keeps_its_name(boot_id.as_deref(), lease_terms(&app.settings)?, now) {
+            return Err(Problem::Conflict(format!(
+                "a node named {name} is live; stop it or choose another --name"
+            )));
+        }
+        let node = predecessor.id;
         let concerned = concerned(&app, node).await?;
         lose_node(&app, node, NodeLoss::Replaced, concerned).await?;
     }

@@ -50,6 +50,49 @@ pub(crate) async fn find_by_name(
     .await
 }
 
+/// Who has a name.
+#[derive(Debug)]
+pub(crate) struct Predecessor {
+    pub(crate) id: NodeId,
+    boot_id: Option<String>,
+    last_seen_at: DateTime<Utc>,
+    lease_expires_at: DateTime<Utc>,
+    /// An agent that leaves withdraws what it offers.
+    offers: bool,
+}
+
+impl Predecessor {
+    /// Whether it lives and is not the agent of this boot.
+    pub(crate) fn keeps_its_name(
+        &self,
+        boot_id: Option<&str>,
+        terms: LeaseTerms,
+        now: DateTime<Utc>,
+    ) -> bool {
+        let Some(own) = &self.boot_id else { return false };
+        let is_live = self.offers && terms.takes_work(self.last_seen_at, self.lease_expires_at, now);
+        is_live && boot_id != Some(own)
+    }
+}
+
+/// The node whose place one that joins under this name would take.
+pub(crate) async fn find_predecessor(
+    db: &mut PgConnection,
+    organisation: OrganisationId,
+    name: &str,
+) -> sqlx::Result<Option<Predecessor>> {
+    query_as!(
+        Predecessor,
+        r#"SELECT node_id AS "id: NodeId", boot_id, last_seen_at, lease_expires_at,
+                  EXISTS (SELECT FROM slot WHERE slot.node_id = node.node_id) AS "offers!"
+           FROM node WHERE organisation_id = $1 AND name = $2"#,
+        organisation as OrganisationId,
+        name,
+    )
+    .fetch_optional(db)
+    .await
+}
+
 /// A machine that joins.
 #[derive(Debug)]
 pub(crate) struct NewNode<'a> {

@@ -101,7 +101,8 @@ export interface paths {
         put?: never;
         /**
          * Makes a machine a node.
-         * @description Joining under a name that is taken takes the place of the node that has it: its token is dead from then on.
+         * @description Joining under the name of a dead node takes its place: its token is worthless from then on. One that lives, under another
+         *     boot, keeps its name.
          */
         post: operations["agent_join"];
         delete?: never;
@@ -1663,11 +1664,13 @@ export interface components {
         };
         /** @description A node's first words. */
         JoinRequest: {
+            /** @description As in its polls: an agent that has to join again is the one it was. */
+            boot_id?: string | null;
             /** @description What it offers. */
             inventory: components["schemas"]["Inventory"];
             /** @description `lsj_…` */
             join_token: string;
-            /** @description For people; unique within the organisation (joining again under a name takes its place). */
+            /** @description For people; unique within the organisation (joining under the name of a dead node takes its place). */
             name: string;
         };
         /** @description Welcome. */
