@@ -62,12 +62,13 @@ async fn run(app: App) {
     }
 }
 
-/// Looks at everything once: silent nodes, time, then the queue, which gets what the first two have freed.
+/// Looks at everything once: silent nodes, nodes to be freed, time, then the queue, which gets what the first two have freed.
 ///
 /// # Errors
 /// A database that does not answer; the next pass tries again.
 pub async fn pass(app: &App) -> Result<Soon, Problem> {
     nodes::reconcile::expire(app).await?;
+    nodes::reconcile::drain(app).await?;
     let soon = attempts::reconcile::tick(app).await?;
     let placed = attempts::reconcile::place(app).await?;
     Ok(if soon == Soon::Yes { soon } else { placed })

@@ -294,6 +294,8 @@ async fn a_cancel_lets_ranks_leave_and_ends_when_they_are_gone(pool: PgPool) {
     assert_eq!(agent.assignment(&server).await.json["is_stopping"], true);
     let last = [(3, &fence, steps(0, &[1.0])), (4, &fence, exited(0, Some(0), None))];
     agent.report(&server, &last).await;
+    assert_eq!(view(&server, &job).await["state"], "cancelling", "its node may be publishing");
+    agent.report(&server, &[(5, &fence, json!({"kind": "stopped"}))]).await;
     let now = view(&server, &job).await;
     assert_eq!((&now["state"], &now["steps_done"]), (&json!("cancelled"), &json!(1)));
     assert_eq!(now["attempts"][0]["outcome"], "cancelled");

@@ -18,5 +18,6 @@ mod problems;
 mod retries;
 mod schema;
 mod secrets;
+mod stops;
 mod timeline;
 mod tokens;

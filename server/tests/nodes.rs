@@ -169,7 +169,8 @@ async fn placement_prefers_a_node_that_is_not_blamed(pool: PgPool) {
 async fn nobody_is_blamed_for_the_jobs_own_fault_or_for_one_that_it_asked_for(pool: PgPool) {
     let server = Server::new(pool).await;
     let mut alpha = Worker::join(&server, "alpha", 1).await;
-    let fault = json!([{"kind": "kill", "target": "rank", "rank": 0, "step": 1, "phase": "forward"}]);
+    let fault =
+        json!([{"kind": "kill", "target": "rank", "rank": 0, "step": 1, "phase": "forward"}]);
     let asked = json!({"gang": {"ranks": 1}, "retry": {"infrastructure": 1}, "chaos": fault});
     alpha.agent.submit_with(&server, asked).await;
     reconciled(&server).await;

@@ -3,7 +3,7 @@
 use crate::common::Server;
 use lockstep_api::{
     AttemptOutcome, AttemptState, Blame, DeviceKind, FailureCode, JobEventKind, JobState, LogLevel,
-    LogSource, Phase, Role,
+    LogSource, Phase, Role, StopPurpose,
 };
 use sqlx::{AssertSqlSafe, PgPool};
 
@@ -139,7 +139,8 @@ async fn the_labels_of_every_enum_are_those_of_the_api(pool: PgPool) {
         LogLevel,
         LogSource,
         Phase,
-        Role
+        Role,
+        StopPurpose
     );
     let kinds = [
         JobEventKind::State,

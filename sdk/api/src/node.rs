@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use crate::{DeviceKind, NodeId, OrganisationId, PrincipalId, ProjectId, Role, TokenId};
+use crate::{DeviceKind, DrainState, NodeId, OrganisationId, PrincipalId, ProjectId, Role, TokenId};
 
 /// What a node offers: one entry a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -58,6 +58,8 @@ pub struct NodeView {
     pub blames: u32,
     /// While it gets no work because of them.
     pub quarantine: Option<NodeQuarantine>,
+    /// While it takes no new work because someone asked.
+    pub drain: Option<DrainState>,
     /// Its slots.
     pub slots: Vec<NodeSlot>,
 }

@@ -92,6 +92,10 @@ pub(crate) enum Verb {
     Trace(TraceArgs),
     /// Ask a job to end
     Cancel(JobArgs),
+    /// Set a job aside: its ranks leave after a checkpoint
+    Pause(JobArgs),
+    /// Let a paused job go on from its newest checkpoint
+    Resume(JobArgs),
     /// List and fetch checkpoints
     #[command(subcommand)]
     Checkpoint(CheckpointVerb),
@@ -99,7 +103,7 @@ pub(crate) enum Verb {
     Sample(SampleArgs),
     /// List nodes and their slots
     Nodes,
-    /// Let a node work again
+    /// Make a node free, or let it work again
     #[command(subcommand)]
     Node(NodeVerb),
     /// Make and revoke access tokens
@@ -256,6 +260,10 @@ pub(crate) struct DownloadArgs {
 /// `node …`
 #[derive(Debug, Subcommand)]
 pub(crate) enum NodeVerb {
+    /// Take no new work, and let what runs there go on elsewhere from a checkpoint
+    Drain(NodeArgs),
+    /// Take work again
+    Undrain(NodeArgs),
     /// End a node's quarantine and forget what it is blamed for
     Release(NodeArgs),
 }

@@ -57,6 +57,8 @@ async fn run(cli: Cli, out: Out) -> anyhow::Result<()> {
         Verb::Ps(args) => verbs::jobs::ps(global, args, out).await,
         Verb::Show(args) => verbs::jobs::show(global, args, out).await,
         Verb::Cancel(args) => verbs::jobs::cancel(global, args, out).await,
+        Verb::Pause(args) => verbs::jobs::pause(global, args, out).await,
+        Verb::Resume(args) => verbs::jobs::resume(global, args, out).await,
         Verb::Logs(args) => verbs::logs::logs(global, args, out).await,
         Verb::Trace(args) => verbs::trace::trace(global, args, out).await,
         Verb::Checkpoint(verb) => verbs::checkpoints::run(global, verb, out).await,

@@ -106,7 +106,8 @@ fn place(request: &Request, nodes: &mut [NodeOffer]) -> Decision {
     };
     let free: Vec<usize> = nodes.iter().map(|node| count(node, |slot| !slot.is_held)).collect();
     let suiting: Vec<usize> = nodes.iter().map(|node| count(node, |_| true)).collect();
-    let favoured = nodes.iter().zip(&free).map(|(node, free)| if node.is_avoided { 0 } else { *free });
+    let favoured =
+        nodes.iter().zip(&free).map(|(node, free)| if node.is_avoided { 0 } else { *free });
     let favoured: Vec<usize> = favoured.collect();
     let shares_of = |free: &[usize]| shares(wanted, free, request.transport);
     if let Some(shares) = shares_of(&favoured).or_else(|| shares_of(&free)) {

@@ -86,7 +86,8 @@ impl Fleet {
         let budget = RetryBudget { user: 1, infrastructure: 4 };
         let jobs = (0..JOBS).map(|_| {
             let ranks = 1 + u32::try_from(dice.roll(3)).unwrap();
-            let job = Job { state: JobState::Queued, generation: Generation(0), budget };
+            let job =
+                Job { state: JobState::Queued, generation: Generation(0), budget, stopping: None };
             (job, Request { ranks, slot: SlotSpec::default(), transport: Transport::Auto })
         });
         Self {

@@ -6,7 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{AttemptId, AttemptOutcome, Blame, FailureId, Generation, JobEventKind, JobId, JobState, NodeId};
+use lockstep_api::{
+    AttemptId, AttemptOutcome, Blame, FailureId, Generation, JobEventKind, JobId, JobState, NodeId,
+    StopPurpose,
+};
 use lockstep_core::{
     Effect, Event, Failure, Gang, JobEffect, JobEvent, LeaseTerms, NodeLoss, Outlook, Place,
     Standing, StepError, Terms, Waits, Word, quarantine, retry,
@@ -27,6 +30,10 @@ use crate::progress::store::NewFailure;
 
 /// What a job's `waiting` says until the next pass of placement.
 const WAITS_FOR_PLACE: &str = "waits to be placed";
+/// And while it is being stopped to be paused.
+const PAUSES: &str = "is being paused: its ranks leave after a checkpoint";
+/// Or to go on elsewhere.
+const MOVES: &str = "leaves a node that is to be free: its ranks leave after a checkpoint";
 
 /// The order in which changes of one transaction are told.
 const KINDS: [JobEventKind; 5] = [
@@ -349,6 +356,24 @@ impl<'a> Drive<'a> {
         Ok(effects)
     }
 
+    /// Takes one step with a job, at somebody's wish. Its attempt is told to stop if need be.
+    pub(crate) async fn ask(
+        &mut self,
+        db: &mut PgConnection,
+        job: JobId,
+        event: JobEvent,
+    ) -> Result<(), Problem> {
+        if !self.step_job(job, event)?.contains(&JobEffect::StopAttempt) {
+            return Ok(());
+        }
+        let of_job = self.attempts.values().filter(|attempt| attempt.job_id == job);
+        for id in of_job.map(|attempt| attempt.id).collect::<Vec<_>>() {
+            // An attempt at work can always be asked to stop.
+            let _refused = self.step(db, id, Event::StopRequested).await?;
+        }
+        Ok(())
+    }
+
     /// The sets of these nodes changed.
     pub(crate) fn reassign(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
         self.reassigned.extend(nodes);
@@ -364,9 +389,11 @@ impl<'a> Drive<'a> {
         for id in std::mem::take(&mut self.changed_jobs) {
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             job.not_before = None;
-            let waiting = match job.core.state {
-                JobState::Queued => Some(self.queue(db, id).await?),
-                _ => None,
+            let waiting = match (job.core.state, job.core.stopping) {
+                (JobState::Queued, _) => Some(self.queue(db, id).await?),
+                (_, Some(StopPurpose::Pause)) => Some(PAUSES.to_owned()),
+                (_, Some(StopPurpose::Move)) => Some(MOVES.to_owned()),
+                (_, None) => None,
             };
             if let Some(job) = self.jobs.get(&id) {
                 lifecycle::save(db, job, waiting.as_deref(), self.now).await?;
@@ -396,9 +423,14 @@ fn may_lose(event: &Event) -> bool {
     }
 }
 
-/// Asks a job of the caller's project to end, and puts that on the trail: a queued one ends here, one at work is told to
-/// stop. Repeating changes nothing.
-pub(crate) async fn request_cancel(app: &App, caller: &Caller, job: JobId) -> Result<(), Problem> {
+/// Asks a job of the caller's project to end, to pause or to go on, and puts that on the trail: a queued one does so here,
+/// one at work is told to stop. Repeating changes nothing.
+pub(crate) async fn request(
+    app: &App,
+    caller: &Caller,
+    job: JobId,
+    (event, action): (JobEvent, &'static str),
+) -> Result<(), Problem> {
     let mut tx = app.db.system().await?;
     if lifecycle::lock_of_project(&mut tx, caller.project_id, job).await?.is_none() {
         return Err(Problem::not_found("job", job));
@@ -406,15 +438,9 @@ pub(crate) async fn request_cancel(app: &App, caller: &Caller, job: JobId) -> Re
     let attempt = store::at_work(&mut tx, job).await?;
     let attempts: Vec<AttemptId> = attempt.into_iter().collect();
     let mut drive = Drive::lock(app, &mut tx, &[job], &attempts, &[]).await?;
-    let effects = drive.step_job(job, JobEvent::CancelRequested)?;
-    if effects.contains(&JobEffect::StopAttempt) {
-        for id in attempts {
-            // An attempt at work can always be asked to stop.
-            let _refused = drive.step(&mut tx, id, Event::StopRequested).await?;
-        }
-    }
+    drive.ask(&mut tx, job, event).await?;
     let announcement = drive.finish(&mut tx).await?;
-    audit::record(&mut tx, caller, "job.cancel", job, app.clock.now()).await?;
+    audit::record(&mut tx, caller, action, job, app.clock.now()).await?;
     tx.commit().await?;
     announcement.send(&app.wakeup);
     Ok(())

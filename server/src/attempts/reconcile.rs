@@ -8,10 +8,9 @@ use lockstep_api::{
     Transport,
 };
 use lockstep_core::{
-    Closed, ClosedNode, Decision, Event, JobEffect, JobEvent, NodeOffer, Placed, Request, SlotOffer,
-    refill, schedule_beside,
+    Closed, ClosedNode, Decision, Event, JobEffect, JobEvent, NodeOffer, Placed, Request,
+    SlotOffer, refill, schedule_beside,
 };
-
 use sqlx::PgConnection;
 
 use crate::app::App;
@@ -83,7 +82,9 @@ pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
     for (organisation, jobs) in queues {
         let requests: Vec<Request> = jobs.iter().map(|job| job.request.clone()).collect();
         let nodes = offers.remove(&organisation).unwrap_or_default();
-        for (job, decision) in jobs.iter().zip(schedule_beside(&requests, &nodes.open, &nodes.closed)) {
+        for (job, decision) in
+            jobs.iter().zip(schedule_beside(&requests, &nodes.open, &nodes.closed))
+        {
             match decision {
                 Decision::Placed(places) => begin(app, job, &places).await?,
                 Decision::Waits(reason) => explain(app, job, &reason.to_string()).await?,
@@ -116,14 +117,19 @@ pub(crate) async fn offers(
     for node in nodes.into_iter().filter(|node| node.is_live(terms, now)) {
         let standing = standings.remove(&node.id).unwrap_or_default();
         let all = offers.entry(node.organisation_id).or_default();
+        let is_draining = node.drain_requested_at.is_some();
         let offer = offer(node, &held, standing.is_avoided());
-        match standing.quarantine {
-            Some(NodeQuarantine { until, reason, count: _ }) => {
-                let why = Closed::Quarantined { until, reason };
-                all.closed.push(ClosedNode { offer, why });
+        let why = match (is_draining, standing.quarantine) {
+            (true, _) => Closed::Draining,
+            (false, Some(NodeQuarantine { until, reason, count: _ })) => {
+                Closed::Quarantined { until, reason }
             }
-            None => all.open.push(offer),
-        }
+            (false, None) => {
+                all.open.push(offer);
+                continue;
+            }
+        };
+        all.closed.push(ClosedNode { offer, why });
     }
     Ok(offers)
 }
@@ -160,11 +166,7 @@ async fn refill_ranks(app: &App, attempt: Vacancies) -> Result<(), Problem> {
     Ok(())
 }
 
-fn offer(
-    node: Node,
-    held: &BTreeSet<(NodeId, DeviceKind, i32)>,
-    is_avoided: bool,
-) -> NodeOffer {
+fn offer(node: Node, held: &BTreeSet<(NodeId, DeviceKind, i32)>, is_avoided: bool) -> NodeOffer {
     let count = |stored: i32| u32::try_from(stored).unwrap_or(0);
     let slot = |slot: Slot| SlotOffer {
         device: slot.device,

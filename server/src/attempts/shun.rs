@@ -22,8 +22,10 @@ pub(crate) async fn shunned(
 ) -> Result<BTreeSet<NodeId>, Problem> {
     let nodes = attempt.nodes();
     let standings = standings(db, Some(&nodes), app.clock.now()).await?;
-    let mut shunned: BTreeSet<NodeId> =
-        nodes.into_iter().filter(|id| standings.get(id).is_some_and(|it| it.is_shunned())).collect();
+    let mut shunned: BTreeSet<NodeId> = nodes
+        .into_iter()
+        .filter(|id| standings.get(id).is_some_and(|it| it.is_shunned()))
+        .collect();
     if shunned.is_empty() || job.spec.ddp.transport == Transport::Shm {
         return Ok(BTreeSet::new());
     }

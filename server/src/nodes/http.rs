@@ -20,7 +20,7 @@ use crate::extract::{Caller, Json};
 use crate::nodes::caller::NodeCaller;
 use crate::nodes::inventory::Offer;
 use crate::nodes::store::{self, Boot, NewNode};
-use crate::nodes::view;
+use crate::nodes::{drain, view};
 use crate::problem::Problem;
 use crate::tokens::secret::{Minted, Presented, TokenKind};
 use crate::tokens::store::find_join_bearer;
@@ -160,6 +160,10 @@ async fn check_in(
     }
     if boot == Boot::Other || has_new_slots {
         app.wakeup.jobs_changed();
+    }
+    if has_new_slots && offer.slots.is_empty() {
+        // Its agent was told to stop: it leaves as soon as its ranks have.
+        drain::clear(app, node_id).await?;
     }
     Ok(())
 }

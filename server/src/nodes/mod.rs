@@ -2,6 +2,7 @@
 
 pub(crate) mod admin;
 pub(crate) mod caller;
+pub(crate) mod drain;
 pub(crate) mod http;
 pub(crate) mod inventory;
 pub(crate) mod quarantine;

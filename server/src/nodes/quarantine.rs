@@ -73,9 +73,13 @@ pub(crate) async fn blame(
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     for &node in nodes {
-        query!("DELETE FROM node_blame WHERE node_id = $1 AND at <= $2", node as NodeId, now - WINDOW)
-            .execute(&mut *db)
-            .await?;
+        query!(
+            "DELETE FROM node_blame WHERE node_id = $1 AND at <= $2",
+            node as NodeId,
+            now - WINDOW
+        )
+        .execute(&mut *db)
+        .await?;
         query!(
             "INSERT INTO node_blame (node_id, attempt_id, at) VALUES ($1, $2, $3)",
             node as NodeId,
@@ -97,7 +101,8 @@ pub(crate) async fn blame(
             tracing::warn!(node.id = %node, until = %after.until, blames, "node quarantined");
             // The words of a verdict are its project's; this is seen by all of the organisation.
             let minutes = WINDOW.num_minutes();
-            let reason = format!("{blames} failures in {minutes} min are its doing, the last {code}");
+            let reason =
+                format!("{blames} failures in {minutes} min are its doing, the last {code}");
             save(db, node, after, Some(&reason)).await?;
         }
     }
@@ -136,10 +141,9 @@ pub(crate) async fn release(db: &mut PgConnection, node: NodeId) -> sqlx::Result
 }
 
 async fn held(db: &mut PgConnection, node: NodeId) -> sqlx::Result<Option<Quarantine>> {
-    let row =
-        query!("SELECT count, until FROM node_quarantine WHERE node_id = $1", node as NodeId)
-            .fetch_optional(db)
-            .await?;
+    let row = query!("SELECT count, until FROM node_quarantine WHERE node_id = $1", node as NodeId)
+        .fetch_optional(db)
+        .await?;
     Ok(row.map(|row| Quarantine { count: row.count.unsigned_abs(), until: row.until }))
 }
 

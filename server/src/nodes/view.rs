@@ -1,6 +1,6 @@
 //! What is shown of nodes.
 
-use lockstep_api::{NodeSlot, NodeView, OrganisationId};
+use lockstep_api::{DrainState, NodeSlot, NodeView, OrganisationId};
 
 use crate::app::App;
 use crate::attempts::drive::lease_terms;
@@ -23,6 +23,19 @@ pub(crate) async fn nodes(
     let view = |node: store::Node| {
         let quarantine::Standing { blames, quarantine } =
             standings.remove(&node.id).unwrap_or_default();
+        let slots: Vec<NodeSlot> = node
+            .slots
+            .iter()
+            .map(|slot| NodeSlot {
+                is_busy: held.contains(&(node.id, slot.device, slot.index)),
+                device: slot.device,
+                index: slot.index,
+            })
+            .collect();
+        let drain = node.drain_requested_at.map(|_| match slots.iter().any(|slot| slot.is_busy) {
+            true => DrainState::Draining,
+            false => DrainState::Drained,
+        });
         NodeView {
             is_live: node.is_live(terms, now),
             id: node.id,
@@ -30,15 +43,8 @@ pub(crate) async fn nodes(
             last_seen_at: node.last_seen_at,
             blames,
             quarantine,
-            slots: node
-                .slots
-                .into_iter()
-                .map(|slot| NodeSlot {
-                    is_busy: held.contains(&(node.id, slot.device, slot.index)),
-                    device: slot.device,
-                    index: slot.index,
-                })
-                .collect(),
+            drain,
+            slots,
         }
     };
     Ok(nodes.into_iter().map(view).collect())

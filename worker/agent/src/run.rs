@@ -127,8 +127,8 @@ fn spawn_tasks(
     let node = node.clone();
     shutdown.spawn(async move {
         session.run(answered, noted, end).await;
-        withdraw(&node, boot_id).await;
-        session.leave().await;
+        let farewell = withdraw(&node, boot_id).await;
+        session.leave(farewell).await;
         let newest = *node.spool.newest().borrow();
         let mut acked = node.spool.acked();
         let last = acked.wait_for(|acked| newest <= *acked);

@@ -38,6 +38,9 @@ pub(crate) async fn nodes(global: &Global, out: Out) -> anyhow::Result<()> {
 
 /// What keeps work from it.
 fn note(node: &NodeView) -> String {
+    if let Some(drain) = node.drain {
+        return drain.to_string();
+    }
     match (&node.quarantine, node.blames) {
         (Some(NodeQuarantine { until, reason, .. }), _) => {
             format!("quarantined until {}: {reason}", time(*until))
@@ -52,6 +55,8 @@ fn note(node: &NodeView) -> String {
 pub(crate) async fn node(global: &Global, verb: NodeVerb, out: Out) -> anyhow::Result<()> {
     let client = client(global)?;
     let node = match verb {
+        NodeVerb::Drain(args) => client.drain_node(&args.name).await?,
+        NodeVerb::Undrain(args) => client.undrain_node(&args.name).await?,
         NodeVerb::Release(args) => client.release_node(&args.name).await?,
     };
     out.data(&node, |node| format!("{} {}", node.name, note(node)))

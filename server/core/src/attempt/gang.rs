@@ -100,6 +100,15 @@ impl Suspect {
 }
 
 impl Gang {
+    /// The node has nothing left to do for ranks that left well.
+    pub(super) fn close(&mut self, node: NodeId) {
+        for member in self.members.values_mut() {
+            if member.node == node && member.place == Place::Left {
+                member.place = Place::Gone;
+            }
+        }
+    }
+
     pub(super) fn node_name(&self, node: NodeId) -> String {
         let member = self.members.values().find(|member| member.node == node);
         member.map_or_else(|| node.to_string(), |member| member.node_name.clone())

@@ -16,6 +16,8 @@ pub enum Closed {
         /// Why, as a part of a sentence.
         reason: String,
     },
+    /// Someone wants it free.
+    Draining,
 }
 
 /// A node that lives and takes no new work.
@@ -99,6 +101,7 @@ impl fmt::Display for ClosedSlots {
                 "{slots} {are} quarantined: node {node_name} until {}, because {reason}",
                 until.format("%H:%M:%S UTC"),
             ),
+            Closed::Draining => write!(f, "{slots} {are} on a node that is drained: {node_name}"),
         }
     }
 }
@@ -140,7 +143,8 @@ mod tests {
         }
     }
 
-    const WHY: &str = "quarantined: node n2 until 00:00:30 UTC, because 5 failures in 10 min are its doing";
+    const WHY: &str =
+        "quarantined: node n2 until 00:00:30 UTC, because 5 failures in 10 min are its doing";
 
     #[test]
     fn nothing_is_placed_on_a_closed_node_and_who_waits_says_so() {
@@ -148,21 +152,34 @@ mod tests {
         assert_eq!(first(ask(1), &[node(1, &[false])], &closed), "placed on 1");
         assert_eq!(
             first(ask(2), &[node(1, &[false])], &closed),
-            format!("waits for 2 free slots of 1 cpu core and 512 MiB: 1 is free; 2 slots are {WHY}")
+            format!(
+                "waits for 2 free slots of 1 cpu core and 512 MiB: 1 is free; 2 slots are {WHY}"
+            )
         );
         assert_eq!(
             first(ask(1), &[], &closed[..]),
-            format!("waits for 1 free slot of 1 cpu core and 512 MiB: 0 are free; 2 slots are {WHY}"),
+            format!(
+                "waits for 1 free slot of 1 cpu core and 512 MiB: 0 are free; 2 slots are {WHY}"
+            ),
             "although no node is open"
         );
         assert_eq!(
             first(ask(9), &[], &[quarantined(2, &[true])]),
-            format!("all nodes together do not offer 9 slots of 1 cpu core and 512 MiB: they have 1; 1 slot is {WHY}")
+            format!(
+                "all nodes together do not offer 9 slots of 1 cpu core and 512 MiB: they have 1; 1 slot is {WHY}"
+            )
         );
         let mut gpu = ask(1);
         gpu.slot.device = DeviceKind::Cuda;
         let told = first(gpu, &[node(1, &[false])], &closed);
         assert!(!told.contains("quarantined"), "it would be of no use: {told}");
+    }
+
+    #[test]
+    fn a_node_that_is_drained_is_named() {
+        let closed = ClosedNode { why: Closed::Draining, ..quarantined(2, &[false]) };
+        let told = first(ask(1), &[], &[closed]);
+        assert!(told.ends_with("0 are free; 1 slot is on a node that is drained: n2"), "{told}");
     }
 
     #[test]

@@ -150,6 +150,7 @@ async fn members(
             prepared_at IS NOT NULL AS "is_prepared!",
             evicted_at IS NOT NULL  AS "is_vacant!",
             first_generation AS "first_generation: Generation",
+            closed_at IS NOT NULL   AS "is_closed!",
             process, exit_code, signal, finished_at, released_at
         FROM group_member JOIN node USING (node_id)
         WHERE attempt_id = ANY($1) ORDER BY attempt_id, rank, process DESC
@@ -164,7 +165,7 @@ async fn members(
             _ if row.is_vacant => Place::Vacant,
             (None, ..) => Place::Held,
             (Some(_), Some(_), ..) => Place::Finished,
-            (Some(_), None, Some(0), None) => Place::Left,
+            (Some(_), None, Some(0), None) if !row.is_closed => Place::Left,
             (Some(_), None, ..) => Place::Gone,
         };
         let readiness = Readiness { listens: row.listens, is_prepared: row.is_prepared };
@@ -337,6 +338,24 @@ pub(crate) async fn release(
          WHERE attempt_id = $1 AND rank = $2 AND evicted_at IS NULL",
         attempt as AttemptId,
         rank as Rank,
+        now,
+    )
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// A node has nothing left to do for its ranks of the attempt.
+pub(crate) async fn record_closed(
+    db: &mut PgConnection,
+    attempt: AttemptId,
+    node: NodeId,
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    query!(
+        "UPDATE group_member SET closed_at = coalesce(closed_at, $3) WHERE attempt_id = $1 AND node_id = $2",
+        attempt as AttemptId,
+        node as NodeId,
         now,
     )
     .execute(db)

@@ -6,7 +6,9 @@
 //! twice, so none waits for another in a circle.
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{Generation, JobId, JobSpec, JobState, OrganisationId, ProjectId, Shard};
+use lockstep_api::{
+    Generation, JobId, JobSpec, JobState, OrganisationId, ProjectId, Shard, StopPurpose,
+};
 use lockstep_core::{Job, Request, RetryBudget, Timeouts};
 use sqlx::types::{Json, Uuid};
 use sqlx::{PgConnection, query, query_scalar};
@@ -58,6 +60,7 @@ pub(crate) async fn lock(db: &mut PgConnection, jobs: &[JobId]) -> sqlx::Result<
             generation AS "generation: Generation",
             user_retries,
             infrastructure_retries,
+            stopping   AS "stopping: StopPurpose",
             not_before,
             ended_because,
             spec       AS "spec: Json<JobSpec>"
@@ -77,6 +80,7 @@ pub(crate) async fn lock(db: &mut PgConnection, jobs: &[JobId]) -> sqlx::Result<
                 user: count(row.user_retries),
                 infrastructure: count(row.infrastructure_retries),
             },
+            stopping: row.stopping,
         },
         spec: row.spec.0,
         not_before: row.not_before,
@@ -102,11 +106,12 @@ pub(crate) async fn save(
     waiting: Option<&str>,
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
-    let Job { state, generation, budget } = job.core;
+    let Job { state, generation, budget, stopping } = job.core;
     query!(
         "UPDATE job
          SET state = $2, generation = $3, user_retries = $4, infrastructure_retries = $5, waiting = $6,
-             ended_at = CASE WHEN $7 THEN coalesce(ended_at, $8) END, not_before = $9, ended_because = $10
+             ended_at = CASE WHEN $7 THEN coalesce(ended_at, $8) END, not_before = $9, ended_because = $10,
+             stopping = $11
          WHERE job_id = $1 AND generation <= $3",
         job.id as JobId,
         state as JobState,
@@ -118,6 +123,7 @@ pub(crate) async fn save(
         now,
         job.not_before,
         job.ended_because.as_deref(),
+        stopping as Option<StopPurpose>,
     )
     .execute(db)
     .await
