@@ -27,6 +27,8 @@ CREATE TABLE node (
     joined_at          timestamptz NOT NULL,
     last_seen_at       timestamptz NOT NULL,
     lease_expires_at   timestamptz NOT NULL,
+    -- Since when it takes no new work because someone asked.
+    drain_requested_at timestamptz,
     CONSTRAINT node_name_is_unique_in_organisation UNIQUE (organisation_id, name)
 );
 

@@ -1,6 +1,7 @@
 -- Jobs, their attempts, and who runs them.
 
 CREATE TYPE job_state AS ENUM ('queued', 'active', 'paused', 'cancelling', 'succeeded', 'failed', 'cancelled');
+CREATE TYPE stop_purpose AS ENUM ('pause', 'move');
 CREATE TYPE attempt_state AS ENUM ('placing', 'starting', 'running', 'recovering', 'stopping', 'ended');
 CREATE TYPE attempt_outcome AS ENUM ('succeeded', 'failed', 'lease_lost', 'cancelled');
 CREATE TYPE phase AS ENUM ('starting', 'forming', 'data', 'forward', 'backward', 'reduce', 'optimizer', 'checkpoint',
@@ -22,11 +23,18 @@ CREATE TABLE job (
     -- Budgets of retries that are left. Never refilled.
     user_retries        integer NOT NULL,
     infrastructure_retries integer NOT NULL,
+    -- What its attempt was told to stop for, if the job goes on afterwards.
+    stopping            stop_purpose,
+    -- After a failure: no attempt begins before.
+    not_before          timestamptz,
+    -- Why it was not tried again, if that needs saying beside the verdict.
+    ended_because       text,
     -- The last sequence numbers given out under this row's lock.
     event_seq           bigint NOT NULL DEFAULT 0,
     log_seq             bigint NOT NULL DEFAULT 0,
     created_at          timestamptz NOT NULL,
     ended_at            timestamptz,
+    CONSTRAINT job_stopping_only_if_active CHECK (stopping IS NULL OR state = 'active'),
     -- Written down so that no code path can leave a final job without its end time, or the reverse.
     CONSTRAINT job_ended_at_iff_final
         CHECK ((state IN ('succeeded', 'failed', 'cancelled')) = (ended_at IS NOT NULL))
@@ -102,6 +110,8 @@ CREATE TABLE group_member (
     memory_index integer NOT NULL,
     -- The generation it was started under.
     first_generation bigint NOT NULL,
+    -- When its node said that nothing is left to do for it.
+    closed_at  timestamptz,
     -- When it was given up and another process took its rank: it belongs to the group no more.
     evicted_at timestamptz,
     -- Where its socket listens, once its node has said so: `ip:port`, best first. Of the present generation.

@@ -25,5 +25,5 @@ GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO lockstep_app, lockstep_system;
 
 -- Append only, and nothing about nodes' or tokens' secrets, for requests of users.
 REVOKE UPDATE, DELETE ON audit_event FROM lockstep_app, lockstep_system;
-REVOKE ALL ON node, join_token FROM lockstep_app;
+REVOKE ALL ON node, join_token, node_blame, node_quarantine FROM lockstep_app;
 GRANT SELECT (node_id, organisation_id, name, last_seen_at, lease_expires_at) ON node TO lockstep_app;

@@ -8,7 +8,7 @@ use crate::problem::Problem;
 use crate::{attempts, checkpoints, data, nodes};
 
 /// It looks at least so often.
-const INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
 /// And so often while something is about to be due.
 const SOON: Duration = Duration::from_millis(50);
 /// Pause after a pass that failed: the database is away.
@@ -22,7 +22,7 @@ const SWEEP_PAUSE: Duration = Duration::from_secs(60);
 /// Whether something is about to be due before the timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Soon {
-    /// A symptom waits for its cause.
+    /// A symptom waits for its cause, or a job has almost waited long enough after a failure.
     Yes,
     /// Nothing.
     No,
@@ -92,17 +92,18 @@ async fn run(app: App) {
     }
 }
 
-/// Looks at everything once: silent nodes, time, then the queue, which gets what the first two have freed; then what
-/// nobody keeps any more.
+/// Looks at everything once: silent nodes, nodes to be freed, time, then the queue, which gets what the first two have freed;
+/// then what nobody keeps any more.
 ///
 /// # Errors
 /// A database that does not answer; the next pass tries again.
 pub async fn pass(app: &App) -> Result<Soon, Problem> {
     nodes::reconcile::expire(app).await?;
+    nodes::reconcile::drain(app).await?;
     let soon = attempts::reconcile::tick(app).await?;
-    attempts::reconcile::place(app).await?;
+    let placed = attempts::reconcile::place(app).await?;
     checkpoints::reconcile::let_go(app).await?;
-    Ok(soon)
+    Ok(if soon == Soon::Yes { soon } else { placed })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -52,12 +52,17 @@ fn json_routes() -> OpenApiRouter<App> {
         .routes(routes!(jobs::http::get_job))
         .routes(routes!(jobs::http::cancel_job))
         .routes(routes!(attempts::http::ranks))
+        .routes(routes!(jobs::http::pause_job))
+        .routes(routes!(jobs::http::resume_job))
         .routes(routes!(progress::http::metrics))
         .routes(routes!(progress::http::log))
         .routes(routes!(progress::http::ledger))
         .routes(routes!(progress::http::timeline))
         .routes(routes!(checkpoints::http::pin_checkpoint, checkpoints::http::unpin_checkpoint))
         .routes(routes!(nodes::http::list))
+        .routes(routes!(nodes::admin::release))
+        .routes(routes!(nodes::admin::drain))
+        .routes(routes!(nodes::admin::undrain))
 }
 
 /// Likewise, with long bodies.

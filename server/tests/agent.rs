@@ -70,6 +70,11 @@ impl Agent {
         answer.json()
     }
 
+    /// Offers nothing from its next poll on.
+    pub(crate) fn withdraws(&mut self) {
+        self.inventory = json!({"cpu_slots": [], "cuda_devices": [], "memory_mib": 0});
+    }
+
     /// Says that these attempts run; answers the lost ones.
     pub(crate) async fn heartbeat(&self, server: &Server, fences: &[&Value]) -> Value {
         let running: Vec<Value> = fences.iter().map(|f| json!({"fence": f, "ranks": []})).collect();

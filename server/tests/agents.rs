@@ -60,16 +60,57 @@ async fn joining_under_a_taken_name_takes_its_place_and_its_token_dies(pool: PgP
     let old = Agent::join(&server, "alpha", 1).await;
     old.poll(&server, 0).await;
     let job = old.place_job(&server, 1).await;
+    server.clock.advance(Duration::from_secs(4));
     let new = Agent::join(&server, "alpha", 1).await;
     assert_eq!(old.node_id, new.node_id);
     old.call(&server, "poll", old.poll_body(0)).await.problem(401, "unauthenticated");
     new.poll(&server, 0).await;
+    server.clock.advance(Duration::from_secs(1));
     reconciled(&server).await;
     let view = server.get(&format!("/v1/jobs/{job}"), &server.first.token).await.json();
     assert_eq!(view["attempts"][1]["outcome"], "lease_lost");
     let message = view["failures"][0]["message"].as_str().unwrap();
     assert!(message.contains("another agent joined as node alpha"), "{message}");
     assert_eq!(view["attempts"][0]["state"], "placing", "it was placed again, on the new machine");
+}
+
+#[sqlx::test(migrations = "../migrations")]
+async fn a_node_that_lives_keeps_its_name_until_it_leaves_or_its_lease_is_over(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let inventory = json!({
+        "cpu_slots": [{"index": 0, "cores": 1, "memory_mib": 1024}], "cuda_devices": [], "memory_mib": 1,
+    });
+    let join = async |boot: Value| {
+        let token = &server.first.join_token;
+        let body = json!({"join_token": token, "name": "alpha", "boot_id": boot, "inventory": inventory});
+        server.call("POST", "/v1/agent/join", "", body).await
+    };
+    assert_eq!(join(json!("one")).await.status, StatusCode::OK);
+    assert_eq!(join(json!("other")).await.status, StatusCode::OK, "the first has not polled");
+    let mut old = Agent::join(&server, "alpha", 1).await;
+    old.boot_id = "first".to_owned();
+    old.poll(&server, 0).await;
+    for boot in [json!("other"), Value::Null] {
+        let refused = join(boot).await.problem(409, "conflict");
+        assert_eq!(
+            refused["detail"],
+            "a node named alpha is live; stop it or choose another --name"
+        );
+    }
+    old.poll(&server, 0).await;
+    assert_eq!(join(json!("first")).await.status, StatusCode::OK, "it is the same agent");
+
+    let mut old = Agent::join(&server, "alpha", 1).await;
+    old.poll(&server, 0).await;
+    join(json!("other")).await.problem(409, "conflict");
+    old.withdraws();
+    old.poll(&server, 0).await;
+    assert_eq!(join(json!("other")).await.status, StatusCode::OK, "it has left");
+
+    let old = Agent::join(&server, "alpha", 1).await;
+    old.poll(&server, 0).await;
+    server.clock.advance(Duration::from_secs(3));
+    assert_eq!(join(json!("other")).await.status, StatusCode::OK, "its lease is over");
 }
 
 #[sqlx::test(migrations = "../migrations")]
@@ -115,6 +156,8 @@ async fn a_node_whose_lease_runs_out_loses_its_attempt_and_gets_it_again_when_it
     }
     server.clock.advance(Duration::from_secs(4));
     reconciled(&server).await;
+    server.clock.advance(Duration::from_secs(1));
+    reconciled(&server).await;
     let path = format!("/v1/jobs/{job}");
     let view = server.get(&path, &server.first.token).await.json();
     assert_eq!(
@@ -140,13 +183,14 @@ async fn a_node_whose_lease_runs_out_loses_its_attempt_and_gets_it_again_when_it
 }
 
 #[sqlx::test(migrations = "../migrations")]
-async fn a_restarted_agent_has_lost_its_ranks_and_is_used_again_at_once(pool: PgPool) {
+async fn a_restarted_agent_has_lost_its_ranks_and_is_used_again(pool: PgPool) {
     let server = Server::new(pool).await;
     let mut agent = Agent::join(&server, "alpha", 1).await;
     agent.poll(&server, 0).await;
     let job = agent.place_job(&server, 1).await;
     agent.boot_id = "another".to_owned();
     agent.poll(&server, 0).await;
+    server.clock.advance(Duration::from_secs(1));
     reconciled(&server).await;
     let view = server.get(&format!("/v1/jobs/{job}"), &server.first.token).await.json();
     assert_eq!(view["attempts"][1]["outcome"], "lease_lost");

@@ -178,6 +178,7 @@ async fn a_killed_rank_is_the_verdict_and_the_job_goes_on_from_its_checkpoint(po
     );
     assert_eq!(verdict["node_id"], agent.node_id.as_str());
 
+    server.clock.advance(Duration::from_secs(1));
     reconciled(&server).await;
     let second = agent.assignment(&server).await;
     assert_eq!(
@@ -231,6 +232,9 @@ async fn of_failures_filed_at_one_time_the_first_is_the_verdict(pool: PgPool) {
     agent.poll(&server, 0).await;
     // Ids are drawn: once could be luck.
     for round in 0..8 {
+        // What its node is blamed for is long ago.
+        server.clock.advance(Duration::from_secs(600));
+        agent.poll(&server, 0).await;
         let job = agent.place_job(&server, 2).await;
         let fence = agent.assignment(&server).await.fence();
         let (f, seq) = (&fence, 10 * round);
@@ -264,6 +268,8 @@ async fn a_budget_that_is_spent_fails_the_job(pool: PgPool) {
     let retry = json!({"gang": {"ranks": 1}, "retry": {"user": 0, "infrastructure": 2}});
     let job = agent.submit_with(&server, retry).await;
     for attempt in 0..3 {
+        server.clock.advance(Duration::from_secs(2));
+        agent.poll(&server, 0).await;
         reconciled(&server).await;
         let fence = agent.assignment(&server).await.fence();
         let seq = 10 + 2 * attempt;
@@ -288,6 +294,8 @@ async fn a_cancel_lets_ranks_leave_and_ends_when_they_are_gone(pool: PgPool) {
     assert_eq!(agent.assignment(&server).await.json["is_stopping"], true);
     let last = [(3, &fence, steps(0, &[1.0])), (4, &fence, exited(0, Some(0), None))];
     agent.report(&server, &last).await;
+    assert_eq!(view(&server, &job).await["state"], "cancelling", "its node may be publishing");
+    agent.report(&server, &[(5, &fence, json!({"kind": "stopped"}))]).await;
     let now = view(&server, &job).await;
     assert_eq!((&now["state"], &now["steps_done"]), (&json!("cancelled"), &json!(1)));
     assert_eq!(now["attempts"][0]["outcome"], "cancelled");

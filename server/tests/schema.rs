@@ -3,13 +3,21 @@
 use crate::common::Server;
 use lockstep_api::{
     AttemptOutcome, AttemptState, Blame, DeviceKind, FailureCode, JobEventKind, JobState, LogLevel,
-    LogSource, Phase, Role,
+    LogSource, Phase, Role, StopPurpose,
 };
 use sqlx::{AssertSqlSafe, PgPool};
 
 /// Tables that belong to no project: who there is, and the organisation's machines.
-const WITHOUT_PROJECT: [&str; 6] =
-    ["_sqlx_migrations", "join_token", "node", "organisation", "principal", "slot"];
+const WITHOUT_PROJECT: [&str; 8] = [
+    "_sqlx_migrations",
+    "join_token",
+    "node",
+    "node_blame",
+    "node_quarantine",
+    "organisation",
+    "principal",
+    "slot",
+];
 
 #[derive(sqlx::FromRow)]
 #[expect(clippy::struct_excessive_bools, reason = "columns of the catalogue")]
@@ -131,7 +139,8 @@ async fn the_labels_of_every_enum_are_those_of_the_api(pool: PgPool) {
         LogLevel,
         LogSource,
         Phase,
-        Role
+        Role,
+        StopPurpose
     );
     let kinds = [
         JobEventKind::State,

@@ -120,6 +120,7 @@ async fn the_timeline_of_an_attempt_that_failed_stays_beside_that_of_the_next(po
     let failed = crate::agent::failed("peer_gone", Some(1), json!({}));
     agent.report(&server, &[(2, f, failed), (3, f, timeline(&[of_rank(0, 0)]))]).await;
     agent.report(&server, &[(4, f, json!({"kind": "stopped"}))]).await;
+    server.clock.advance(std::time::Duration::from_secs(1));
     crate::agent::reconciled(&server).await;
     let second = agent.assignment(&server).await.fence();
     assert_ne!(second, fence);

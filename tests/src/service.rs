@@ -262,6 +262,15 @@ impl Service {
         self.agents[index].process.take().context("the agent runs")?.kill_now()
     }
 
+    /// Tells an agent to stop, and waits until it has left.
+    ///
+    /// # Errors
+    /// When it is still there at the deadline.
+    pub fn interrupt_agent(&mut self, index: usize, deadline: Duration) -> anyhow::Result<()> {
+        let mut agent = self.agents[index].process.take().context("the agent runs")?;
+        agent.interrupt(deadline).map(drop)
+    }
+
     /// The command line, as this service's admin.
     pub fn lockstep(&self) -> Command {
         let mut command = Command::new(self.programs.join("lockstep"));

@@ -27,8 +27,11 @@ pub const POLL_PARK_SECONDS: u64 = 25;
 pub struct JoinRequest {
     /// `lsj_…`
     pub join_token: String,
-    /// For people; unique within the organisation (joining again under a name takes its place).
+    /// For people; unique within the organisation (joining under the name of a dead node takes its place).
     pub name: String,
+    /// As in its polls: an agent that has to join again is the one it was.
+    #[serde(default)]
+    pub boot_id: Option<String>,
     /// What it offers.
     pub inventory: Inventory,
 }

@@ -30,6 +30,8 @@ pub struct JobSummary {
     pub state: JobState,
     /// Why it waits, while it does: one sentence.
     pub waiting: Option<String>,
+    /// Why it was not tried again, where that needs saying beside the verdict: one sentence.
+    pub ended_because: Option<String>,
     /// World size asked for.
     pub ranks: u32,
     /// Optimizer steps done, of the newest attempt.

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use crate::{DeviceKind, NodeId, OrganisationId, PrincipalId, ProjectId, Role, TokenId};
+use crate::{DeviceKind, DrainState, NodeId, OrganisationId, PrincipalId, ProjectId, Role, TokenId};
 
 /// What a node offers: one entry a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -54,8 +54,25 @@ pub struct NodeView {
     pub is_live: bool,
     /// Last heard of.
     pub last_seen_at: DateTime<Utc>,
+    /// Failures of the last 10 minutes that are its doing. From 2 on it gets work only if no other node has room.
+    pub blames: u32,
+    /// While it gets no work because of them.
+    pub quarantine: Option<NodeQuarantine>,
+    /// While it takes no new work because someone asked.
+    pub drain: Option<DrainState>,
     /// Its slots.
     pub slots: Vec<NodeSlot>,
+}
+
+/// Why a node gets no work, and until when.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct NodeQuarantine {
+    /// Which one in a row: each lasts twice as long as the one before, 30 s to an hour.
+    pub count: u32,
+    /// When it is over.
+    pub until: DateTime<Utc>,
+    /// Why, as a part of a sentence.
+    pub reason: String,
 }
 
 /// One slot of a node.

@@ -58,6 +58,13 @@ labels! {
         /// Ended because someone asked.
         Cancelled = "cancelled",
     }
+    /// What follows once an attempt that was told to stop has ended, if the job goes on.
+    "stop_purpose" StopPurpose {
+        /// The job is set aside.
+        Pause = "pause",
+        /// The job goes on elsewhere: a node of it is to become free.
+        Move = "move",
+    }
     /// Where one try stands.
     "attempt_state" AttemptState {
         /// Slots are chosen; the agents have not yet said that they took them.
@@ -149,6 +156,13 @@ labels! {
         Rank = "rank",
         /// The agent of the node that the rank runs on.
         Agent = "agent",
+    }
+    /// How far a node is that takes no new work because someone asked.
+    "drain_state" DrainState {
+        /// Its ranks are being stopped.
+        Draining = "draining",
+        /// Nothing runs on it.
+        Drained = "drained",
     }
     /// What kind of device a slot is.
     "device_kind" DeviceKind {

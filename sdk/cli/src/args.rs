@@ -94,6 +94,10 @@ pub(crate) enum Verb {
     Trace(TraceArgs),
     /// Ask a job to end
     Cancel(JobArgs),
+    /// Set a job aside: its ranks leave after a checkpoint
+    Pause(JobArgs),
+    /// Let a paused job go on from its newest checkpoint
+    Resume(JobArgs),
     /// List, fetch and pin checkpoints
     #[command(subcommand)]
     Checkpoint(CheckpointVerb),
@@ -101,6 +105,9 @@ pub(crate) enum Verb {
     Sample(SampleArgs),
     /// List nodes and their slots
     Nodes,
+    /// Make a node free, or let it work again
+    #[command(subcommand)]
+    Node(NodeVerb),
     /// Make and revoke access tokens
     #[command(subcommand)]
     Token(TokenVerb),
@@ -279,6 +286,24 @@ pub(crate) struct DownloadArgs {
     /// With --model: the running mean of the weights, which a job with `train.ema` keeps
     #[arg(long, requires = "model")]
     pub(crate) ema: bool,
+}
+
+/// `node …`
+#[derive(Debug, Subcommand)]
+pub(crate) enum NodeVerb {
+    /// Take no new work, and let what runs there go on elsewhere from a checkpoint
+    Drain(NodeArgs),
+    /// Take work again
+    Undrain(NodeArgs),
+    /// End a node's quarantine and forget what it is blamed for
+    Release(NodeArgs),
+}
+
+/// A node.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct NodeArgs {
+    /// Its name, as `lockstep nodes` shows it
+    pub(crate) name: String,
 }
 
 /// `token …`

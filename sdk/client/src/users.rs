@@ -170,6 +170,16 @@ impl Client {
         self.repeat(self.call(Method::POST, &["v1", "jobs", &id.to_string(), "cancel"])).await
     }
 
+    /// Sets a job aside after a checkpoint. Safe to repeat; read the job again to see how far it is.
+    pub async fn pause(&self, id: JobId) -> Result<JobView, ClientError> {
+        self.repeat(self.call(Method::POST, &["v1", "jobs", &id.to_string(), "pause"])).await
+    }
+
+    /// Queues a paused job again. Safe to repeat.
+    pub async fn resume(&self, id: JobId) -> Result<JobView, ClientError> {
+        self.repeat(self.call(Method::POST, &["v1", "jobs", &id.to_string(), "resume"])).await
+    }
+
     /// Series of a job: all, or the one called `name`; only points after `after_step`, if given.
     pub async fn metrics(
         &self,
@@ -255,5 +265,20 @@ impl Client {
     pub async fn nodes(&self) -> Result<Vec<NodeView>, ClientError> {
         let answer: NodesAnswer = self.repeat(self.call(Method::GET, &["v1", "nodes"])).await?;
         Ok(answer.nodes)
+    }
+
+    /// Makes a node free: what runs there goes on elsewhere. Safe to repeat.
+    pub async fn drain_node(&self, name: &str) -> Result<NodeView, ClientError> {
+        self.repeat(self.call(Method::POST, &["v1", "nodes", name, "drain"])).await
+    }
+
+    /// Lets a drained node take work again. Safe to repeat.
+    pub async fn undrain_node(&self, name: &str) -> Result<NodeView, ClientError> {
+        self.repeat(self.call(Method::POST, &["v1", "nodes", name, "undrain"])).await
+    }
+
+    /// Ends a node's quarantine and forgets what it is blamed for.
+    pub async fn release_node(&self, name: &str) -> Result<NodeView, ClientError> {
+        self.repeat(self.call(Method::POST, &["v1", "nodes", name, "release"])).await
     }
 }

@@ -32,6 +32,9 @@ use repair::Slots;
 pub use gang::{Gang, Member, Place, Readiness, Suspect};
 pub use words::{Effect, Event, NodeLoss, Replacement, StepError, Word};
 
+/// How many times the grace of a stop nodes may take, once all ranks have left, to publish the last checkpoint.
+const PUBLISH_GRACES: i32 = 4;
+
 /// One try at a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
@@ -327,7 +330,10 @@ impl Attempt {
                 let lost = self.gang.ranks_of(node);
                 self.repair_or_end((lost, Slots::Elsewhere), &report, AttemptOutcome::Failed, effects, (terms, now))
             }
-            Stage::Stopping { .. } => self.end_if_all_gone(effects),
+            Stage::Stopping { .. } => {
+                self.gang.close(node);
+                self.end_if_all_gone(effects)
+            }
             _ => (self, effects),
         }
     }
@@ -361,7 +367,10 @@ impl Attempt {
             Stage::Stopping { .. } if was_unfinished && !loss.proves_gone() => {
                 self.end(AttemptOutcome::Cancelled, Blame::Infrastructure, effects)
             }
-            Stage::Stopping { .. } => self.end_if_all_gone(effects),
+            Stage::Stopping { .. } => {
+                self.gang.close(node);
+                self.end_if_all_gone(effects)
+            }
             _ => (self, effects),
         }
     }
@@ -381,7 +390,9 @@ impl Attempt {
         match self.stage {
             Stage::Ended(_) => (self, vec![]),
             Stage::Stopping { since } => {
-                if since + delta(terms.timeouts.stop_grace()) <= now {
+                let lives = self.gang.members.values().any(|member| member.place == Place::Held);
+                let graces = if lives { 1 } else { PUBLISH_GRACES };
+                if since + delta(terms.timeouts.stop_grace()) * graces <= now {
                     return self.end(AttemptOutcome::Cancelled, Blame::Infrastructure, vec![]);
                 }
                 (self, vec![])
@@ -429,8 +440,10 @@ impl Attempt {
         }
     }
 
+    /// Of a rank that left well its node may still be publishing the last checkpoint.
     fn end_if_all_gone(self, effects: Vec<Effect>) -> Stepped {
-        if self.gang.members.values().any(|member| member.place == Place::Held) {
+        let is_awaited = |member: &Member| matches!(member.place, Place::Held | Place::Left);
+        if self.gang.members.values().any(is_awaited) {
             return (self, effects);
         }
         self.end(AttemptOutcome::Cancelled, Blame::Infrastructure, effects)

@@ -9,7 +9,9 @@ pub mod job;
 pub mod lease;
 pub mod ledger;
 pub mod placement;
+pub mod quarantine;
 pub mod retention;
+pub mod retry;
 pub mod verdict;
 
 pub use attempt::{
@@ -20,8 +22,11 @@ pub use job::{Job, JobEffect, JobEvent, JobStepError, RetryBudget};
 pub use lease::{LeaseTerms, LeaseTermsError};
 pub use ledger::{complete_epochs, counts_below};
 pub use placement::{
-    Decision, NodeOffer, Placed, Reason, Refill, Request, SlotOffer, refill, schedule,
+    Closed, ClosedNode, ClosedSlots, Decision, NodeOffer, Placed, Reason, Refill, Request,
+    SlotOffer, refill, schedule, schedule_beside,
 };
+pub use quarantine::Quarantine;
 pub use lockstep_api::Timeouts;
 pub use retention::{Published, superfluous};
+pub use retry::{Outlook, Repeated, Waits};
 pub use verdict::{Failure, Grade, Standing};

@@ -12,6 +12,7 @@
 //! Ranks of a node are neighbours, and nodes come in the order of their names. Ranks with one `memory_index` share a
 //! group memory; others reach each other over TCP.
 
+mod closed;
 mod reason;
 
 use std::cmp::Reverse;
@@ -19,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lockstep_api::{DeviceKind, NodeId, Rank, SlotSpec, Transport};
 
+pub use closed::{Closed, ClosedNode, ClosedSlots, schedule_beside};
 pub use reason::Reason;
 
 /// What a job asks for.
@@ -39,6 +41,8 @@ pub struct NodeOffer {
     pub node: NodeId,
     /// For people.
     pub name: String,
+    /// Whether it gets work only if nobody else has room.
+    pub is_avoided: bool,
     /// Its slots, held ones included.
     pub slots: Vec<SlotOffer>,
 }
@@ -102,7 +106,11 @@ fn place(request: &Request, nodes: &mut [NodeOffer]) -> Decision {
     };
     let free: Vec<usize> = nodes.iter().map(|node| count(node, |slot| !slot.is_held)).collect();
     let suiting: Vec<usize> = nodes.iter().map(|node| count(node, |_| true)).collect();
-    if let Some(shares) = shares(wanted, &free, request.transport) {
+    let favoured =
+        nodes.iter().zip(&free).map(|(node, free)| if node.is_avoided { 0 } else { *free });
+    let favoured: Vec<usize> = favoured.collect();
+    let shares_of = |free: &[usize]| shares(wanted, free, request.transport);
+    if let Some(shares) = shares_of(&favoured).or_else(|| shares_of(&free)) {
         return Decision::Placed(take(request, nodes, &shares));
     }
     if let Some(reason) = never_fits(request, nodes, wanted, &suiting) {

@@ -11,7 +11,7 @@ use lockstep_api::{
     Step, Transport,
 };
 use lockstep_core::{
-    Attempt, Decision, Effect, Event, Gang, Job, JobEvent, LeaseTerms, Member, NodeLoss, NodeOffer,
+    Attempt, Decision, Effect, Event, Gang, Job, JobEvent, LeaseTerms, Member, NodeLoss, NodeOffer, Outlook,
     Place, Placed, Readiness, Request, RetryBudget, SlotOffer, Stage, StepError, Terms, Timeouts,
     Word, schedule,
 };
@@ -86,7 +86,8 @@ impl Fleet {
         let budget = RetryBudget { user: 1, infrastructure: 4 };
         let jobs = (0..JOBS).map(|_| {
             let ranks = 1 + u32::try_from(dice.roll(3)).unwrap();
-            let job = Job { state: JobState::Queued, generation: Generation(0), budget };
+            let job =
+                Job { state: JobState::Queued, generation: Generation(0), budget, stopping: None };
             (job, Request { ranks, slot: SlotSpec::default(), transport: Transport::Auto })
         });
         Self {
@@ -112,7 +113,7 @@ impl Fleet {
         for effect in effects {
             if let Effect::Over { outcome, blame } = effect {
                 let (job, _) = &mut self.jobs[key.0];
-                let event = JobEvent::AttemptEnded { generation: key.1, outcome, blame };
+                let event = JobEvent::AttemptEnded { generation: key.1, outcome, blame, outlook: Outlook::Open };
                 *job = job.step(event).unwrap().0;
             }
         }
@@ -161,6 +162,7 @@ impl Fleet {
             .map(|(&node, _)| NodeOffer {
                 node,
                 name: node.to_string(),
+                is_avoided: false,
                 slots: (0..SLOTS)
                     .map(|index| SlotOffer {
                         device: DeviceKind::Cpu,
@@ -216,6 +218,7 @@ impl Fleet {
             has_copies: false,
             has_progressed: false,
             next_process: i32::try_from(places.len()).unwrap(),
+            shunned: BTreeSet::new(),
         };
         self.attempts.insert((job, next.generation), (Attempt::placed(gang), places));
     }

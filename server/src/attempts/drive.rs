@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use lockstep_api::{
-    AttemptId, FailureId, FailureReport, Generation, JobEventKind, JobId, JobState, LogLevel, LogSource,
-    NodeId, Rank, ReportedLine,
+    AttemptId, AttemptOutcome, Blame, FailureId, FailureReport, Generation, JobEventKind, JobId,
+    JobState, LogLevel, LogSource, NodeId, Rank, ReportedLine, StopPurpose,
 };
 use lockstep_core::{
-    Effect, Event, JobEffect, JobEvent, LeaseTerms, NodeLoss, Place, Standing, StepError, Terms,
+    Effect, Event, Failure, Gang, JobEffect, JobEvent, LeaseTerms, NodeLoss, Outlook, Place,
+    Standing, StepError, Terms, Waits, Word, quarantine, retry,
 };
 use sqlx::PgConnection;
 
 use crate::app::{App, Wakeup};
+use crate::attempts::shun::shunned;
 use crate::attempts::store::{self, LockedAttempt};
 use crate::audit;
 use crate::config::Settings;
@@ -26,8 +28,12 @@ use crate::problem::Problem;
 use crate::progress;
 use crate::progress::store::NewFailure;
 
-/// What a job's `waiting` says between a failure and the next pass of placement.
-const WAITS_FOR_RETRY: &str = "waits to be placed again after a failure";
+/// What a job's `waiting` says until the next pass of placement.
+const WAITS_FOR_PLACE: &str = "waits to be placed";
+/// And while it is being stopped to be paused.
+const PAUSES: &str = "is being paused: its ranks leave after a checkpoint";
+/// Or to go on elsewhere.
+const MOVES: &str = "leaves a node that is to be free: its ranks leave after a checkpoint";
 
 /// The order in which changes of one transaction are told.
 const KINDS: [JobEventKind; 5] = [
@@ -72,9 +78,8 @@ impl Announcement {
 /// What an attempt was before a step.
 struct Before {
     generation: Generation,
+    gang: Gang,
     nodes: BTreeSet<NodeId>,
-    /// The first symptom, if there was one without a cause.
-    suspect: Option<FailureReport>,
 }
 
 /// Rows that one transaction has locked, and what has happened to them in it.
@@ -88,6 +93,8 @@ pub(crate) struct Drive<'a> {
     /// Attempts and jobs whose rows differ from what is stored.
     changed_attempts: BTreeSet<AttemptId>,
     changed_jobs: BTreeSet<JobId>,
+    /// Jobs whose attempt was lost.
+    bereft_jobs: BTreeSet<JobId>,
     reassigned: BTreeSet<NodeId>,
     /// The server's own words for the jobs' logs. Written last, so that they stand behind what led to them.
     said: Vec<(JobId, AttemptId, ReportedLine)>,
@@ -125,6 +132,7 @@ impl<'a> Drive<'a> {
             attempts: attempts.into_iter().map(|attempt| (attempt.id, attempt)).collect(),
             changed_attempts: BTreeSet::new(),
             changed_jobs: BTreeSet::new(),
+            bereft_jobs: BTreeSet::new(),
             reassigned: BTreeSet::new(),
             said: Vec::new(),
             kinds: BTreeMap::new(),
@@ -182,8 +190,11 @@ impl<'a> Drive<'a> {
         id: AttemptId,
         event: Event,
     ) -> Result<Result<(), StepError>, Problem> {
-        let Some(attempt) = self.attempts.get(&id) else { return Ok(Err(StepError::Over)) };
+        let Some(attempt) = self.attempts.get_mut(&id) else { return Ok(Err(StepError::Over)) };
         let Some(job) = self.jobs.get(&attempt.job_id) else { return Ok(Err(StepError::Over)) };
+        if attempt.core.stage.is_at_work() && attempt.core.gang.has_copies && may_lose(&event) {
+            attempt.core.gang.shunned = shunned(self.app, db, attempt, job).await?;
+        }
         let (job_id, before) = (job.id, attempt.core.clone());
         let can_pay = 0 < job.core.budget.infrastructure;
         let terms = Terms { lease: self.lease, timeouts: job.timeouts(), can_pay };
@@ -208,12 +219,8 @@ impl<'a> Drive<'a> {
             attempt.core = after;
         }
         let nodes = before.gang.members.values().map(|member| member.node);
-        let suspect = before.gang.suspect.as_ref();
-        let was = Before {
-            generation: before.gang.generation,
-            nodes: nodes.collect(),
-            suspect: suspect.map(|suspect| suspect.failure.report.clone()),
-        };
+        let nodes = nodes.collect();
+        let was = Before { generation: before.gang.generation, nodes, gang: before.gang };
         for effect in effects {
             self.carry_out(db, id, effect, &was).await?;
         }
@@ -246,12 +253,16 @@ impl<'a> Drive<'a> {
                     tracing::warn!(job.id = %job_id, attempt.id = %id, code = %failure.report.code, message, "attempt failed");
                     self.note(job_id, JobEventKind::Failure);
                     self.say_verdict((job_id, id), &failure.report);
+                    self.blame(db, id, &failure, &was.gang).await?;
                 }
                 self.announcement.reconcilers = true;
             }
             Effect::PromoteSuspect => {
                 // Of the group as it was: the next one suspects nobody.
-                let report = was.suspect.clone();
+                let report = was.gang.suspect.as_ref().map(|it| it.failure.report.clone());
+                if let Some(suspect) = &was.gang.suspect {
+                    self.blame(db, id, &suspect.failure, &was.gang).await?;
+                }
                 progress::store::promote_suspect(db, id, was.generation).await?;
                 self.note(job_id, JobEventKind::Failure);
                 if let Some(report) = report {
@@ -283,12 +294,84 @@ impl<'a> Drive<'a> {
             }
             // Those that have no rank any more must hear of it too.
             Effect::Reassign => self.reassigned.extend(attempt.nodes().iter().chain(&was.nodes)),
-            Effect::Over { outcome, blame } => {
-                let generation = attempt.core.gang.generation;
-                self.step_job(job_id, JobEvent::AttemptEnded { generation, outcome, blame })?;
-            }
+            Effect::Over { outcome, blame } => self.end(db, id, outcome, blame).await?,
         }
         Ok(())
+    }
+
+    /// An attempt is over: its job and its nodes hear of it.
+    async fn end(
+        &mut self,
+        db: &mut PgConnection,
+        id: AttemptId,
+        outcome: AttemptOutcome,
+        blame: Blame,
+    ) -> Result<(), Problem> {
+        let Some(attempt) = self.attempts.get(&id) else { return Ok(()) };
+        let (job, generation) = (attempt.job_id, attempt.core.gang.generation);
+        let outlook = match outcome {
+            AttemptOutcome::Failed => self.outlook(db, job, blame).await?,
+            AttemptOutcome::Succeeded | AttemptOutcome::LeaseLost | AttemptOutcome::Cancelled => {
+                Outlook::Open
+            }
+        };
+        match outcome {
+            AttemptOutcome::Failed | AttemptOutcome::LeaseLost => {
+                self.bereft_jobs.insert(job);
+            }
+            AttemptOutcome::Succeeded => {
+                let nodes = self.attempts.get(&id).map(LockedAttempt::nodes).unwrap_or_default();
+                nodes::quarantine::forgive(db, &nodes, id, self.now).await?;
+            }
+            AttemptOutcome::Cancelled => {}
+        }
+        self.step_job(job, JobEvent::AttemptEnded { generation, outcome, blame, outlook })?;
+        Ok(())
+    }
+
+    /// A verdict is the doing of its nodes, unless the job has asked for faults.
+    async fn blame(
+        &self,
+        db: &mut PgConnection,
+        id: AttemptId,
+        failure: &Failure,
+        gang: &Gang,
+    ) -> Result<(), Problem> {
+        let job = self.attempts.get(&id).and_then(|attempt| self.jobs.get(&attempt.job_id));
+        if job.is_none_or(|job| !job.spec.chaos.is_empty()) {
+            return Ok(());
+        }
+        let blamed = quarantine::blamed(gang, failure);
+        nodes::quarantine::blame(db, &blamed, id, failure.report.code, self.now).await?;
+        Ok(())
+    }
+
+    /// Whether a job whose attempt has just failed could end otherwise if it were tried again; if not, the job says so.
+    async fn outlook(
+        &mut self,
+        db: &mut PgConnection,
+        id: JobId,
+        blame: Blame,
+    ) -> Result<Outlook, Problem> {
+        let Some(job) = self.jobs.get_mut(&id) else { return Ok(Outlook::Open) };
+        if blame != Blame::User || job.core.budget.user == 0 {
+            return Ok(Outlook::Open);
+        }
+        let verdicts = progress::store::last_two(db, id).await?;
+        let repeated = verdicts.and_then(|(last, before)| retry::repeated(&before, &last));
+        job.ended_because = repeated.as_ref().map(ToString::to_string);
+        Ok(repeated.map_or(Outlook::Open, |_| Outlook::Hopeless))
+    }
+
+    /// When a queued job may be placed, and what it says until then.
+    async fn queue(&mut self, db: &mut PgConnection, id: JobId) -> Result<String, Problem> {
+        let Some(job) = self.jobs.get_mut(&id) else { return Ok(String::new()) };
+        if !self.bereft_jobs.contains(&id) {
+            return Ok(WAITS_FOR_PLACE.to_owned());
+        }
+        let wait = retry::wait_after(store::idle(db, id).await?);
+        job.not_before = Some(self.now + wait);
+        Ok(Waits(wait).to_string())
     }
 
     /// Takes one step with a job; answers what the caller must do.
@@ -308,6 +391,24 @@ impl<'a> Drive<'a> {
         Ok(effects)
     }
 
+    /// Takes one step with a job, at somebody's wish. Its attempt is told to stop if need be.
+    pub(crate) async fn ask(
+        &mut self,
+        db: &mut PgConnection,
+        job: JobId,
+        event: JobEvent,
+    ) -> Result<(), Problem> {
+        if !self.step_job(job, event)?.contains(&JobEffect::StopAttempt) {
+            return Ok(());
+        }
+        let of_job = self.attempts.values().filter(|attempt| attempt.job_id == job);
+        for id in of_job.map(|attempt| attempt.id).collect::<Vec<_>>() {
+            // An attempt at work can always be asked to stop.
+            let _refused = self.step(db, id, Event::StopRequested).await?;
+        }
+        Ok(())
+    }
+
     /// The sets of these nodes changed.
     pub(crate) fn reassign(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
         self.reassigned.extend(nodes);
@@ -320,10 +421,17 @@ impl<'a> Drive<'a> {
                 store::save(db, attempt, self.now).await?;
             }
         }
-        for id in &self.changed_jobs {
-            if let Some(job) = self.jobs.get(id) {
-                let waiting = (job.core.state == JobState::Queued).then_some(WAITS_FOR_RETRY);
-                lifecycle::save(db, *id, job.core, waiting, self.now).await?;
+        for id in std::mem::take(&mut self.changed_jobs) {
+            let Some(job) = self.jobs.get_mut(&id) else { continue };
+            job.not_before = None;
+            let waiting = match (job.core.state, job.core.stopping) {
+                (JobState::Queued, _) => Some(self.queue(db, id).await?),
+                (_, Some(StopPurpose::Pause)) => Some(PAUSES.to_owned()),
+                (_, Some(StopPurpose::Move)) => Some(MOVES.to_owned()),
+                (_, None) => None,
+            };
+            if let Some(job) = self.jobs.get(&id) {
+                lifecycle::save(db, job, waiting.as_deref(), self.now).await?;
             }
         }
         if !self.reassigned.is_empty() {
@@ -346,9 +454,23 @@ impl<'a> Drive<'a> {
     }
 }
 
-/// Asks a job of the caller's project to end, and puts that on the trail: a queued one ends here, one at work is told to
-/// stop. Repeating changes nothing.
-pub(crate) async fn request_cancel(app: &App, caller: &Caller, job: JobId) -> Result<(), Problem> {
+/// Whether an attempt may lose ranks by this.
+fn may_lose(event: &Event) -> bool {
+    match event {
+        Event::Said { word: Word::RankExited { .. } | Word::Failed(_) | Word::Stopped, .. } => true,
+        Event::NodeLost { .. } | Event::Tick => true,
+        Event::Said { .. } | Event::Refilled(_) | Event::StopRequested => false,
+    }
+}
+
+/// Asks a job of the caller's project to end, to pause or to go on, and puts that on the trail: a queued one does so here,
+/// one at work is told to stop. Repeating changes nothing.
+pub(crate) async fn request(
+    app: &App,
+    caller: &Caller,
+    job: JobId,
+    (event, action): (JobEvent, &'static str),
+) -> Result<(), Problem> {
     let mut tx = app.db.system().await?;
     if lifecycle::lock_of_project(&mut tx, caller.project_id, job).await?.is_none() {
         return Err(Problem::not_found("job", job));
@@ -356,15 +478,9 @@ pub(crate) async fn request_cancel(app: &App, caller: &Caller, job: JobId) -> Re
     let attempt = store::at_work(&mut tx, job).await?;
     let attempts: Vec<AttemptId> = attempt.into_iter().collect();
     let mut drive = Drive::lock(app, &mut tx, &[job], &attempts, &[]).await?;
-    let effects = drive.step_job(job, JobEvent::CancelRequested)?;
-    if effects.contains(&JobEffect::StopAttempt) {
-        for id in attempts {
-            // An attempt at work can always be asked to stop.
-            let _refused = drive.step(&mut tx, id, Event::StopRequested).await?;
-        }
-    }
+    drive.ask(&mut tx, job, event).await?;
     let announcement = drive.finish(&mut tx).await?;
-    audit::record(&mut tx, caller, "job.cancel", job, app.clock.now()).await?;
+    audit::record(&mut tx, caller, action, job, app.clock.now()).await?;
     tx.commit().await?;
     announcement.send(&app.wakeup);
     Ok(())

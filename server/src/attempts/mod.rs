@@ -6,4 +6,5 @@ pub(crate) mod drive;
 pub(crate) mod http;
 pub(crate) mod reconcile;
 pub(crate) mod report;
+pub(crate) mod shun;
 pub(crate) mod store;

@@ -4,11 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::TimeDelta;
 use lockstep_api::{
-    AttemptId, AttemptState, DeviceKind, JobEventKind, NodeId, OrganisationId, Transport,
+    AttemptId, AttemptState, DeviceKind, JobEventKind, NodeId, NodeQuarantine, OrganisationId,
+    Transport,
 };
 use lockstep_core::{
-    Decision, Event, JobEffect, JobEvent, NodeOffer, Placed, Request, SlotOffer, refill, schedule,
+    Closed, ClosedNode, Decision, Event, JobEffect, JobEvent, NodeOffer, Placed, Request,
+    SlotOffer, refill, schedule_beside,
 };
+use sqlx::PgConnection;
 
 use crate::app::App;
 use crate::attempts::drive::{Drive, lease_terms};
@@ -16,10 +19,11 @@ use crate::attempts::store::{self, NewAttempt, Vacancies};
 use crate::checkpoints;
 use crate::jobs::store::lifecycle::{self, QueuedJob};
 use crate::nodes::inventory::Slot;
+use crate::nodes::quarantine;
 use crate::nodes::store::{self as nodes, Node};
 use crate::problem::Problem;
 use crate::progress;
-use crate::reconcile::Soon;
+use crate::reconcile::{INTERVAL, Soon};
 
 /// The index that refuses a slot to a second rank.
 const SLOT_IS_TAKEN: &str = "group_member_holds_its_slot_alone";
@@ -52,21 +56,25 @@ pub(crate) async fn tick(app: &App) -> Result<Soon, Problem> {
 
 /// Finds places: first for ranks whose processes were lost, then for queued jobs, first come first served. Says of the others
 /// why they wait.
-pub(crate) async fn place(app: &App) -> Result<(), Problem> {
+pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
+    let now = app.clock.now();
     let mut tx = app.db.system().await?;
     let vacant = store::with_vacancies(&mut tx).await?;
-    let queue = lifecycle::queue(&mut tx).await?;
-    if queue.is_empty() && vacant.is_empty() {
-        return Ok(());
-    }
+    let queue = lifecycle::queue(&mut tx, now).await?;
+    let soon = match lifecycle::is_due_by(&mut tx, now, now + INTERVAL).await? {
+        true => Soon::Yes,
+        false => Soon::No,
+    };
     tx.rollback().await?;
     for attempt in vacant {
         refill_ranks(app, attempt).await?;
     }
     if queue.is_empty() {
-        return Ok(());
+        return Ok(soon);
     }
-    let mut offers = offers(app).await?;
+    let mut tx = app.db.system().await?;
+    let mut offers = offers(app, &mut tx).await?;
+    tx.rollback().await?;
     let mut queues: BTreeMap<OrganisationId, Vec<QueuedJob>> = BTreeMap::new();
     for job in queue {
         queues.entry(job.organisation_id).or_default().push(job);
@@ -74,39 +82,70 @@ pub(crate) async fn place(app: &App) -> Result<(), Problem> {
     for (organisation, jobs) in queues {
         let requests: Vec<Request> = jobs.iter().map(|job| job.request.clone()).collect();
         let nodes = offers.remove(&organisation).unwrap_or_default();
-        for (job, decision) in jobs.iter().zip(schedule(&requests, &nodes)) {
+        for (job, decision) in
+            jobs.iter().zip(schedule_beside(&requests, &nodes.open, &nodes.closed))
+        {
             match decision {
                 Decision::Placed(places) => begin(app, job, &places).await?,
                 Decision::Waits(reason) => explain(app, job, &reason.to_string()).await?,
             }
         }
     }
-    Ok(())
+    Ok(soon)
 }
 
-/// What nodes offer that take work.
-async fn offers(app: &App) -> Result<BTreeMap<OrganisationId, Vec<NodeOffer>>, Problem> {
-    let mut tx = app.db.system().await?;
-    let nodes = nodes::list(&mut tx, None).await?;
-    let held = store::held_slots(&mut tx).await?;
-    tx.rollback().await?;
+/// What nodes offer that live.
+#[derive(Debug, Default)]
+pub(crate) struct Offers {
+    /// Those that take work.
+    pub(crate) open: Vec<NodeOffer>,
+    /// Those that take none.
+    closed: Vec<ClosedNode>,
+}
+
+/// What nodes offer, by their organisation.
+pub(crate) async fn offers(
+    app: &App,
+    db: &mut PgConnection,
+) -> Result<BTreeMap<OrganisationId, Offers>, Problem> {
     let terms = lease_terms(&app.settings)?;
     let now = app.clock.now();
-    let mut offers: BTreeMap<OrganisationId, Vec<NodeOffer>> = BTreeMap::new();
+    let nodes = nodes::list(&mut *db, None).await?;
+    let held = store::held_slots(&mut *db).await?;
+    let mut standings = quarantine::standings(db, None, now).await?;
+    let mut offers: BTreeMap<OrganisationId, Offers> = BTreeMap::new();
     for node in nodes.into_iter().filter(|node| node.is_live(terms, now)) {
-        offers.entry(node.organisation_id).or_default().push(offer(node, &held));
+        let standing = standings.remove(&node.id).unwrap_or_default();
+        let all = offers.entry(node.organisation_id).or_default();
+        let is_draining = node.drain_requested_at.is_some();
+        let offer = offer(node, &held, standing.is_avoided());
+        let why = match (is_draining, standing.quarantine) {
+            (true, _) => Closed::Draining,
+            (false, Some(NodeQuarantine { until, reason, count: _ })) => {
+                Closed::Quarantined { until, reason }
+            }
+            (false, None) => {
+                all.open.push(offer);
+                continue;
+            }
+        };
+        all.closed.push(ClosedNode { offer, why });
     }
     Ok(offers)
 }
 
 /// Gives slots to the ranks of an attempt whose processes were lost, if there are enough.
 async fn refill_ranks(app: &App, attempt: Vacancies) -> Result<(), Problem> {
-    let nodes = offers(app).await?.remove(&attempt.organisation_id).unwrap_or_default();
+    let mut tx = app.db.system().await?;
+    let offers = offers(app, &mut tx).await?.remove(&attempt.organisation_id);
+    tx.rollback().await?;
     let nodes = match attempt.transport {
         Transport::Shm => vec![],
-        Transport::Auto | Transport::Tcp => nodes,
+        Transport::Auto | Transport::Tcp => offers.unwrap_or_default().open,
     };
-    let Some(places) = refill(&attempt.ranks, &attempt.slot, &nodes) else { return Ok(()) };
+    let favoured: Vec<NodeOffer> = nodes.iter().filter(|it| !it.is_avoided).cloned().collect();
+    let places = |nodes: &[NodeOffer]| refill(&attempt.ranks, &attempt.slot, nodes);
+    let Some(places) = places(&favoured).or_else(|| places(&nodes)) else { return Ok(()) };
     let also: Vec<NodeId> = places.iter().map(|place| place.node).collect();
     let mut tx = app.db.system().await?;
     let (jobs, attempts) = ([attempt.job_id], [attempt.id]);
@@ -127,7 +166,7 @@ async fn refill_ranks(app: &App, attempt: Vacancies) -> Result<(), Problem> {
     Ok(())
 }
 
-fn offer(node: Node, held: &BTreeSet<(NodeId, DeviceKind, i32)>) -> NodeOffer {
+fn offer(node: Node, held: &BTreeSet<(NodeId, DeviceKind, i32)>, is_avoided: bool) -> NodeOffer {
     let count = |stored: i32| u32::try_from(stored).unwrap_or(0);
     let slot = |slot: Slot| SlotOffer {
         device: slot.device,
@@ -136,7 +175,8 @@ fn offer(node: Node, held: &BTreeSet<(NodeId, DeviceKind, i32)>) -> NodeOffer {
         memory_mib: count(slot.memory_mib),
         is_held: held.contains(&(node.id, slot.device, slot.index)),
     };
-    NodeOffer { node: node.id, name: node.name, slots: node.slots.into_iter().map(slot).collect() }
+    let slots = node.slots.into_iter().map(slot).collect();
+    NodeOffer { node: node.id, name: node.name, is_avoided, slots }
 }
 
 /// Begins an attempt, unless the job or a slot was taken meanwhile: then the next pass decides anew.

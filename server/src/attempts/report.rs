@@ -172,9 +172,24 @@ async fn one(
         }
         Report::Failed(failure) => Word::Failed(failure),
         Report::Finished => Word::Finished,
-        Report::Stopped => Word::Stopped,
+        Report::Stopped => return stopped(drive, db, id, said(Word::Stopped), node).await,
     };
     drive.step(db, id, said(word)).await
+}
+
+/// What the node had to publish, it has.
+async fn stopped(
+    drive: &mut Drive<'_>,
+    db: &mut PgConnection,
+    id: AttemptId,
+    event: Event,
+    node: NodeCaller,
+) -> Result<Result<(), StepError>, Problem> {
+    let answer = drive.step(db, id, event).await?;
+    if answer.is_ok() {
+        store::record_closed(db, id, node.node_id, drive.now()).await?;
+    }
+    Ok(answer)
 }
 
 async fn started(

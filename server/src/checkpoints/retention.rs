@@ -30,7 +30,7 @@ pub(crate) async fn retain(
     job: &LockedJob,
     now: DateTime<Utc>,
 ) -> sqlx::Result<Retained> {
-    let LockedJob { id, project_id, core: _, spec } = job;
+    let LockedJob { id, project_id, spec, .. } = job;
     let all = store::all(db, *id).await?;
     let places: Vec<(AttemptId, Step)> = all.iter().map(|it| (it.attempt_id, it.step)).collect();
     let values = match spec.checkpoint.keep_best {

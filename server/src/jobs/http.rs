@@ -3,7 +3,10 @@
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use lockstep_api::{JobId, JobSpec, JobState, JobSummary, JobView, ListJobs, Page, Role};
+use lockstep_api::{
+    JobId, JobSpec, JobState, JobSummary, JobView, ListJobs, Page, ProblemBody, Role,
+};
+use lockstep_core::JobEvent;
 
 use super::cursor::Cursor;
 use super::submit::{self, Submitted};
@@ -133,6 +136,63 @@ pub(crate) async fn cancel_job(
     caller: Caller,
     Path(id): Path<JobId>,
 ) -> Result<Json<JobView>, Problem> {
+    let state = own(&app, &caller, id).await?;
+    if !state.is_final() {
+        drive::request(&app, &caller, id, (JobEvent::CancelRequested, "job.cancel")).await?;
+    }
+    read(&app, &caller, id).await
+}
+
+/// Sets a job aside: its ranks leave after a checkpoint, and it takes no slots until it is resumed. Safe to repeat.
+///
+/// A member pauses own jobs, a maintainer any.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/pause", operation_id = "pause_job", tag = "jobs", params(("id" = JobId, Path)),
+    responses((status = 200, body = JobView), (status = 409, body = ProblemBody, description = "It has ended")),
+)]
+#[tracing::instrument(name = "jobs.pause", skip_all)]
+pub(crate) async fn pause_job(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<JobId>,
+) -> Result<Json<JobView>, Problem> {
+    request(&app, &caller, id, (JobEvent::PauseRequested, "job.pause")).await
+}
+
+/// Queues a paused job again; it goes on from its newest checkpoint. Safe to repeat.
+///
+/// A member resumes own jobs, a maintainer any.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/resume", operation_id = "resume_job", tag = "jobs", params(("id" = JobId, Path)),
+    responses((status = 200, body = JobView), (status = 409, body = ProblemBody, description = "It has ended")),
+)]
+#[tracing::instrument(name = "jobs.resume", skip_all)]
+pub(crate) async fn resume_job(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<JobId>,
+) -> Result<Json<JobView>, Problem> {
+    request(&app, &caller, id, (JobEvent::ResumeRequested, "job.resume")).await
+}
+
+async fn request(
+    app: &App,
+    caller: &Caller,
+    id: JobId,
+    what: (JobEvent, &'static str),
+) -> Result<Json<JobView>, Problem> {
+    let state = own(app, caller, id).await?;
+    if state.is_final() {
+        return Err(Problem::Conflict(format!(
+            "the job is {state}: there is nothing left of it to run"
+        )));
+    }
+    drive::request(app, caller, id, what).await?;
+    read(app, caller, id).await
+}
+
+/// Where a job stands of which the caller disposes.
+async fn own(app: &App, caller: &Caller, id: JobId) -> Result<JobState, Problem> {
     caller.require(Role::Member)?;
     let mut tx = app.db.project(caller.project_id).await?;
     let found = store::find(&mut tx, caller.project_id, id).await?;
@@ -141,8 +201,5 @@ pub(crate) async fn cancel_job(
     if job.principal_id != caller.principal_id {
         caller.require(Role::Maintainer)?;
     }
-    if !job.state.is_final() {
-        drive::request_cancel(&app, &caller, id).await?;
-    }
-    read(&app, &caller, id).await
+    Ok(job.state)
 }

@@ -7,7 +7,7 @@ use axum::extract::State;
 use chrono::TimeDelta;
 use lockstep_api::{
     AttemptId, Fence, HeartbeatRequest, HeartbeatResponse, JoinRequest, JoinResponse, NodeId,
-    NodeSlot, NodeView, POLL_PARK_SECONDS, PollRequest, PollResponse, ProblemBody, RunningAttempt,
+    NodeView, POLL_PARK_SECONDS, PollRequest, PollResponse, ProblemBody, RunningAttempt,
 };
 use lockstep_core::{Event, NodeLoss, Word};
 use serde::Serialize;
@@ -20,6 +20,7 @@ use crate::extract::{Caller, Json};
 use crate::nodes::caller::NodeCaller;
 use crate::nodes::inventory::Offer;
 use crate::nodes::store::{self, Boot, NewNode};
+use crate::nodes::{drain, view};
 use crate::problem::Problem;
 use crate::tokens::secret::{Minted, Presented, TokenKind};
 use crate::tokens::store::find_join_bearer;
@@ -37,7 +38,8 @@ const RUNNING_ATTEMPTS: usize = 1024;
 
 /// Makes a machine a node.
 ///
-/// Joining under a name that is taken takes the place of the node that has it: its token is dead from then on.
+/// Joining under the name of a dead node takes its place: its token is worthless from then on. One that lives, under another
+/// boot, keeps its name.
 #[utoipa::path(
     post, path = "/v1/agent/join", operation_id = "agent_join", tag = "agent", request_body = JoinRequest, security(()),
     responses((status = 200, body = JoinResponse), (status = 401, body = ProblemBody)),
@@ -47,7 +49,7 @@ pub(crate) async fn join(
     State(app): State<App>,
     Json(request): Json<JoinRequest>,
 ) -> Result<Json<JoinResponse>, Problem> {
-    let JoinRequest { join_token, name, inventory } = request;
+    let JoinRequest { join_token, name, boot_id, inventory } = request;
     let presented =
         Presented::parse(TokenKind::Join, &join_token).ok_or(Problem::Unauthenticated)?;
     plain("name", &name, NAME_BYTES)?;
@@ -58,9 +60,15 @@ pub(crate) async fn join(
         .await?
         .filter(|bearer| presented.proves(&bearer.secret_hash))
         .ok_or(Problem::Unauthenticated)?;
-    let predecessor = store::find_by_name(&mut tx, bearer.organisation_id, &name).await?;
+    let predecessor = store::find_predecessor(&mut tx, bearer.organisation_id, &name).await?;
     tx.rollback().await?;
-    if let Some(node) = predecessor {
+    if let Some(predecessor) = predecessor {
+        if predecessor.keeps_its_name(boot_id.as_deref(), lease_terms(&app.settings)?, now) {
+            return Err(Problem::Conflict(format!(
+                "a node named {name} is live; stop it or choose another --name"
+            )));
+        }
+        let node = predecessor.id;
         let concerned = concerned(&app, node).await?;
         lose_node(&app, node, NodeLoss::Replaced, concerned).await?;
     }
@@ -152,6 +160,10 @@ async fn check_in(
     }
     if boot == Boot::Other || has_new_slots {
         app.wakeup.jobs_changed();
+    }
+    if has_new_slots && offer.slots.is_empty() {
+        // Its agent was told to stop: it leaves as soon as its ranks have.
+        drain::clear(app, node_id).await?;
     }
     Ok(())
 }
@@ -251,28 +263,7 @@ pub(crate) async fn list(
     State(app): State<App>,
     caller: Caller,
 ) -> Result<Json<NodesView>, Problem> {
-    let mut tx = app.db.system().await?;
-    let nodes = store::list(&mut tx, Some(caller.organisation_id)).await?;
-    let held = attempts::held_slots(&mut tx).await?;
-    tx.rollback().await?;
-    let terms = lease_terms(&app.settings)?;
-    let now = app.clock.now();
-    let view = |node: store::Node| NodeView {
-        is_live: node.is_live(terms, now),
-        id: node.id,
-        name: node.name,
-        last_seen_at: node.last_seen_at,
-        slots: node
-            .slots
-            .into_iter()
-            .map(|slot| NodeSlot {
-                is_busy: held.contains(&(node.id, slot.device, slot.index)),
-                device: slot.device,
-                index: slot.index,
-            })
-            .collect(),
-    };
-    Ok(Json(NodesView { nodes: nodes.into_iter().map(view).collect() }))
+    Ok(Json(NodesView { nodes: view::nodes(&app, caller.organisation_id).await? }))
 }
 
 /// A short text without control characters.

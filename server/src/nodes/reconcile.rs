@@ -5,7 +5,7 @@ use lockstep_core::NodeLoss;
 use crate::app::App;
 use crate::attempts::drive::{concerned, lease_terms, lose_node};
 use crate::attempts::store as attempts;
-use crate::nodes::store;
+use crate::nodes::{drain, store};
 use crate::problem::Problem;
 
 /// Nobody could renew a lease while no server was there: gives all of them one more, before anything is concluded.
@@ -15,6 +15,17 @@ pub(crate) async fn extend_leases(app: &App) -> Result<(), Problem> {
     attempts::extend_leases(&mut tx, expires_at).await?;
     store::extend_leases(&mut tx, expires_at).await?;
     tx.commit().await?;
+    Ok(())
+}
+
+/// Stops what runs on nodes that are to become free.
+pub(crate) async fn drain(app: &App) -> Result<(), Problem> {
+    let mut tx = app.db.system().await?;
+    let draining = store::draining(&mut tx).await?;
+    tx.rollback().await?;
+    for node in draining {
+        drain::clear(app, node).await?;
+    }
     Ok(())
 }
 

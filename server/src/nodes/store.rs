@@ -50,6 +50,50 @@ pub(crate) async fn find_by_name(
     .await
 }
 
+/// Who has a name.
+#[derive(Debug)]
+pub(crate) struct Predecessor {
+    pub(crate) id: NodeId,
+    boot_id: Option<String>,
+    last_seen_at: DateTime<Utc>,
+    lease_expires_at: DateTime<Utc>,
+    /// An agent that leaves withdraws what it offers.
+    offers: bool,
+}
+
+impl Predecessor {
+    /// Whether it lives and is not the agent of this boot.
+    pub(crate) fn keeps_its_name(
+        &self,
+        boot_id: Option<&str>,
+        terms: LeaseTerms,
+        now: DateTime<Utc>,
+    ) -> bool {
+        let Some(own) = &self.boot_id else { return false };
+        let is_live =
+            self.offers && terms.takes_work(self.last_seen_at, self.lease_expires_at, now);
+        is_live && boot_id != Some(own)
+    }
+}
+
+/// The node whose place one that joins under this name would take.
+pub(crate) async fn find_predecessor(
+    db: &mut PgConnection,
+    organisation: OrganisationId,
+    name: &str,
+) -> sqlx::Result<Option<Predecessor>> {
+    query_as!(
+        Predecessor,
+        r#"SELECT node_id AS "id: NodeId", boot_id, last_seen_at, lease_expires_at,
+                  EXISTS (SELECT FROM slot WHERE slot.node_id = node.node_id) AS "offers!"
+           FROM node WHERE organisation_id = $1 AND name = $2"#,
+        organisation as OrganisationId,
+        name,
+    )
+    .fetch_optional(db)
+    .await
+}
+
 /// A machine that joins.
 #[derive(Debug)]
 pub(crate) struct NewNode<'a> {
@@ -245,6 +289,32 @@ pub(crate) async fn ack(db: &mut PgConnection, node: NodeId, seq: i64) -> sqlx::
     .map(drop)
 }
 
+/// The node takes no new work since then, or does again.
+pub(crate) async fn set_drain(
+    db: &mut PgConnection,
+    node: NodeId,
+    since: Option<DateTime<Utc>>,
+) -> sqlx::Result<()> {
+    query!(
+        "UPDATE node SET drain_requested_at = CASE WHEN $2::timestamptz IS NOT NULL THEN coalesce(drain_requested_at, $2) END
+         WHERE node_id = $1",
+        node as NodeId,
+        since,
+    )
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// Nodes that take no new work because someone asked.
+pub(crate) async fn draining(db: &mut PgConnection) -> sqlx::Result<Vec<NodeId>> {
+    query_scalar!(
+        r#"SELECT node_id AS "node_id: NodeId" FROM node WHERE drain_requested_at IS NOT NULL ORDER BY node_id"#
+    )
+    .fetch_all(db)
+    .await
+}
+
 /// Nodes whose lease has run out, and when.
 pub(crate) async fn expired(
     db: &mut PgConnection,
@@ -285,6 +355,8 @@ pub(crate) struct Node {
     pub(crate) lease_expires_at: DateTime<Utc>,
     /// Whether its agent has polled since it joined.
     pub(crate) has_polled: bool,
+    /// Since when it takes no new work because someone asked.
+    pub(crate) drain_requested_at: Option<DateTime<Utc>>,
     pub(crate) slots: Vec<Slot>,
 }
 
@@ -303,7 +375,7 @@ pub(crate) async fn list(
     let rows = query!(
         r#"
         SELECT node_id AS "id: NodeId", organisation_id AS "organisation_id: OrganisationId", name, last_seen_at,
-               lease_expires_at, boot_id IS NOT NULL AS "has_polled!"
+               lease_expires_at, boot_id IS NOT NULL AS "has_polled!", drain_requested_at
         FROM node WHERE $1::uuid IS NULL OR organisation_id = $1 ORDER BY name, node_id LIMIT $2
         "#,
         organisation.map(|id| id.0),
@@ -340,6 +412,7 @@ pub(crate) async fn list(
         last_seen_at: row.last_seen_at,
         lease_expires_at: row.lease_expires_at,
         has_polled: row.has_polled,
+        drain_requested_at: row.drain_requested_at,
         slots: slots.remove(&row.id).unwrap_or_default(),
     });
     Ok(nodes.collect())

@@ -49,9 +49,9 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let spool = Spool::open(&spool_path, SPOOL_CAP_BYTES)
         .with_context(|| format!("cannot open the spool {spool_path}"))?;
     let offer = inventory(config.cpu_slots);
-    let joiner = Joiner::new(&config, &data, offer.clone())?;
-
     let boot_id = boot_id();
+    let joiner = Joiner::new(&config, &data, (offer.clone(), boot_id.clone()))?;
+
     let reach = Reach {
         node_name: joiner.name.clone(),
         host: host_identity(&boot_id),
@@ -127,8 +127,8 @@ fn spawn_tasks(
     let node = node.clone();
     shutdown.spawn(async move {
         session.run(answered, noted, end).await;
-        withdraw(&node, boot_id).await;
-        session.leave().await;
+        let farewell = withdraw(&node, boot_id).await;
+        session.leave(farewell).await;
         let newest = *node.spool.newest().borrow();
         let mut acked = node.spool.acked();
         let last = acked.wait_for(|acked| newest <= *acked);
@@ -147,6 +147,7 @@ pub(crate) struct Joiner {
     token: Option<JoinToken>,
     name: String,
     offer: Inventory,
+    boot_id: String,
 }
 
 /// Not shown by `Debug`.
@@ -159,12 +160,17 @@ impl std::fmt::Debug for JoinToken {
 }
 
 impl Joiner {
-    fn new(config: &Config, data: &Utf8Path, offer: Inventory) -> anyhow::Result<Self> {
+    fn new(
+        config: &Config,
+        data: &Utf8Path,
+        (offer, boot_id): (Inventory, String),
+    ) -> anyhow::Result<Self> {
         let options =
             ClientOptions { connect_timeout: Duration::from_secs(2), ..ClientOptions::default() };
         let anonymous = Client::with_options(&config.server, None, options)?;
         let token = config.join_token()?.map(JoinToken);
-        Ok(Self { anonymous, path: data.join("node.json"), token, name: config.name()?, offer })
+        let (path, name) = (data.join("node.json"), config.name()?);
+        Ok(Self { anonymous, path, token, name, offer, boot_id })
     }
 
     /// The kept identity, or a new one.
@@ -190,6 +196,7 @@ impl Joiner {
         let request = JoinRequest {
             join_token: token.clone(),
             name: self.name.clone(),
+            boot_id: Some(self.boot_id.clone()),
             inventory: self.offer.clone(),
         };
         let answer = retry::run(Policy::PATIENT, || async {

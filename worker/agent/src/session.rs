@@ -32,6 +32,17 @@ const SHORTEST_BEAT: Duration = Duration::from_millis(500);
 /// How long the server may take to hear that the node leaves.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// How long ranks may take to leave after a checkpoint when the agent is told to stop; then they are killed. With what comes
+/// before and after, less than the agent's own grace.
+const STOP_LIMIT: Duration = Duration::from_secs(6);
+
+/// Whether the server has heard that the node leaves: then it asks for what runs there to be stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Farewell {
+    Heard,
+    Unheard,
+}
+
 /// The attempts whose ranks live here, for heartbeats.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Living(Arc<Mutex<BTreeMap<AttemptId, (Generation, Arc<Positions>)>>>);
@@ -170,19 +181,20 @@ pub(crate) async fn polls(
 }
 
 /// Offers nothing from now on, so that the server does not place anything on a node that is leaving.
-pub(crate) async fn withdraw(node: &Node, boot_id: String) {
+pub(crate) async fn withdraw(node: &Node, boot_id: String) -> Farewell {
     let inventory = Inventory { cpu_slots: Vec::new(), cuda_devices: Vec::new(), memory_mib: 0 };
     // No version is negative, so the answer comes at once.
     let host = node.reach.host.clone();
     let request = PollRequest { seen_version: -1, inventory, boot_id, host };
     let client = node.server.client();
     match tokio::time::timeout(WITHDRAW_TIMEOUT, client.poll(&request)).await {
-        Ok(Ok(_)) => {}
+        Ok(Ok(_)) => return Farewell::Heard,
         Ok(Err(error)) => {
             tracing::debug!(error = %chain(&error), "the server was not told that this node leaves")
         }
         Err(_) => tracing::debug!("the server was not told in time that this node leaves"),
     }
+    Farewell::Unheard
 }
 
 struct Running {
@@ -240,9 +252,28 @@ impl Session {
         }
     }
 
-    /// Kills every rank and comes back when all are gone.
-    pub(crate) async fn leave(mut self) {
+    /// Comes back when all ranks are gone: those that the server wants to go on elsewhere leave after a checkpoint, if they do
+    /// in time; whatever else lives is killed.
+    pub(crate) async fn leave(mut self, farewell: Farewell) {
+        if farewell == Farewell::Heard {
+            self.stop_all().await;
+        }
         self.kill_all("the agent of this node was told to stop").await;
+    }
+
+    /// Asks every rank to leave after its step and waits until all are gone and what they wrote is published; not for ever.
+    async fn stop_all(&mut self) {
+        for id in self.running.keys().copied().collect::<Vec<_>>() {
+            self.tell(id, Order::Stop);
+        }
+        let all_gone = async {
+            while let Some(ended) = self.attempts.join_next_with_id().await {
+                self.ended(ended);
+            }
+        };
+        if tokio::time::timeout(STOP_LIMIT, all_gone).await.is_err() {
+            tracing::warn!("ranks did not leave in time: they are killed");
+        }
     }
 
     /// Kills every rank and waits until all are gone.

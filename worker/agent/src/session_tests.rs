@@ -29,8 +29,16 @@ impl Bench {
     }
 
     /// A session that has been told of an assignment.
+    async fn on(node: TestNode, orphan_grace: Duration) -> Self {
+        Self::leaving(node, orphan_grace, Farewell::Unheard).await
+    }
+
     #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
-    async fn on((node, assignment, notes, folder): TestNode, orphan_grace: Duration) -> Self {
+    async fn leaving(
+        (node, assignment, notes, folder): TestNode,
+        orphan_grace: Duration,
+        farewell: Farewell,
+    ) -> Self {
         let living = Living::default();
         let mut session = Session::new(node.clone(), living.clone(), orphan_grace);
         let (answers, answered) = mpsc::channel(1);
@@ -38,7 +46,7 @@ impl Bench {
         let until = end.clone();
         let task = tokio::spawn(async move {
             session.run(answered, notes, until).await;
-            session.leave().await;
+            session.leave(farewell).await;
         });
         let bench = Self { node, living, assignment, answers, end, task, _folder: folder };
         bench.answer(true).await;
@@ -145,4 +153,29 @@ async fn an_agent_that_is_told_to_stop_kills_its_ranks_and_says_why() {
     tokio::time::timeout(LIMIT, &mut bench.task).await.unwrap().unwrap();
     bench.assert_killed(pids, Some("failed node_lost")).await;
     assert_eq!(bench.living.all(), []);
+}
+
+#[tokio::test]
+async fn an_agent_whose_farewell_was_heard_lets_its_ranks_leave_by_themselves() {
+    let obedient = test_node("obey", 2, true, PATIENT);
+    let mut bench = Bench::leaving(obedient, NEVER, Farewell::Heard).await;
+    bench.until("formed").await;
+    bench.end.cancel();
+    tokio::time::timeout(LIMIT, &mut bench.task).await.unwrap().unwrap();
+    let said = bench.reports();
+    for what in ["exited 0 Some(0) None", "exited 1 Some(0) None", "stopped"] {
+        assert!(said.iter().any(|it| it == what), "{said:?}");
+    }
+    assert!(!said.iter().any(|it| it.starts_with("failed")), "{said:?}");
+}
+
+#[tokio::test]
+async fn an_agent_that_leaves_does_not_wait_for_ranks_that_heed_nothing() {
+    let deaf = test_node("work", 2, true, PATIENT);
+    let mut bench = Bench::leaving(deaf, NEVER, Farewell::Heard).await;
+    bench.until("formed").await;
+    let pids = bench.pids();
+    bench.end.cancel();
+    tokio::time::timeout(LIMIT, &mut bench.task).await.unwrap().unwrap();
+    bench.assert_killed(pids, Some("failed node_lost")).await;
 }

@@ -1,4 +1,4 @@
-//! `ps`, `show`, `cancel`.
+//! `ps`, `show`, `cancel`, `pause`, `resume`.
 
 use std::fmt::Write as _;
 
@@ -71,6 +71,7 @@ fn describe(job: &JobView, page: &str) -> String {
     ];
     facts.extend(summary.ended_at.map(|at| ("ended", time(at))));
     facts.extend(summary.waiting.clone().map(|reason| ("waits for", reason)));
+    facts.extend(summary.ended_because.clone().map(|reason| ("because", reason)));
     facts.push(("ranks", summary.ranks.to_string()));
     facts.push(("steps", steps(summary)));
     facts.extend(summary.loss.map(|loss| ("loss", number(loss))));
@@ -212,4 +213,24 @@ pub(crate) async fn cancel(global: &Global, args: JobArgs, out: Out) -> anyhow::
     client.cancel(id).await?;
     let job = client.job(id).await?;
     out.data(&job.summary, |job| format!("{} {}", job.id, job.state))
+}
+
+/// Sets a job aside.
+pub(crate) async fn pause(global: &Global, args: JobArgs, out: Out) -> anyhow::Result<()> {
+    let client = client(global)?;
+    let job = client.pause(find::job_id(&client, &args.job).await?).await?;
+    out.data(&job.summary, state)
+}
+
+/// Lets a job go on.
+pub(crate) async fn resume(global: &Global, args: JobArgs, out: Out) -> anyhow::Result<()> {
+    let client = client(global)?;
+    let job = client.resume(find::job_id(&client, &args.job).await?).await?;
+    out.data(&job.summary, state)
+}
+
+/// `01… active: is being paused: …`
+fn state(job: &JobSummary) -> String {
+    let waiting = job.waiting.iter().map(|waiting| format!(": {waiting}"));
+    format!("{} {}{}", job.id, job.state, waiting.collect::<String>())
 }

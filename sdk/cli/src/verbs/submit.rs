@@ -52,7 +52,9 @@ fn verdict(job: &JobView) -> anyhow::Result<()> {
         S::Cancelled => Err(Failure::JobFailed(format!("{name} was cancelled")).into()),
         S::Queued | S::Active | S::Paused | S::Cancelling | S::Failed => {
             let reason = job.failures.first().map_or("no verdict was stored", |it| &it.message);
-            Err(Failure::JobFailed(format!("{name} failed: {reason}")).into())
+            let because = job.summary.ended_because.iter().map(|it| format!(" ({it})"));
+            let because: String = because.collect();
+            Err(Failure::JobFailed(format!("{name} failed: {reason}{because}")).into())
         }
     }
 }

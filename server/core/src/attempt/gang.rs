@@ -30,6 +30,8 @@ pub struct Gang {
     pub has_progressed: bool,
     /// The number of the next process.
     pub next_process: i32,
+    /// Nodes whose ranks go elsewhere when they are lost: there is room for them.
+    pub shunned: BTreeSet<NodeId>,
 }
 
 /// One rank's process.
@@ -100,6 +102,15 @@ impl Suspect {
 }
 
 impl Gang {
+    /// The node has nothing left to do for ranks that left well.
+    pub(super) fn close(&mut self, node: NodeId) {
+        for member in self.members.values_mut() {
+            if member.node == node && member.place == Place::Left {
+                member.place = Place::Gone;
+            }
+        }
+    }
+
     pub(super) fn node_name(&self, node: NodeId) -> String {
         let member = self.members.values().find(|member| member.node == node);
         member.map_or_else(|| node.to_string(), |member| member.node_name.clone())

@@ -19,7 +19,7 @@ use crate::lease::delta;
 use crate::placement::Refill;
 use crate::verdict::{self, Failure, Standing};
 
-/// Where the processes in the place of lost ones go.
+/// Where the processes in the place of lost ones go, unless their node is shunned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Slots {
     /// Where the lost ones were.
@@ -86,7 +86,9 @@ impl Attempt {
         }
         for rank in lost {
             let Some(member) = self.gang.members.get_mut(&rank) else { continue };
-            if slots == Slots::Elsewhere && member.place != Place::Vacant {
+            let goes_elsewhere =
+                slots == Slots::Elsewhere || self.gang.shunned.contains(&member.node);
+            if goes_elsewhere && member.place != Place::Vacant {
                 effects.push(Effect::Evict { rank });
                 member.place = Place::Vacant;
             } else if member.place != Place::Vacant {

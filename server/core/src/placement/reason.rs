@@ -4,7 +4,7 @@ use std::fmt;
 
 use lockstep_api::{DeviceKind, SlotSpec, Transport};
 
-use super::Request;
+use super::{ClosedSlots, Request};
 
 /// Why a job waits. `Display` is the sentence for people.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +45,13 @@ pub enum Reason {
         request: Request,
         /// How many are free now: on all nodes, or, if it stays on one, the most that a node large enough has.
         free: u32,
+    },
+    /// Slots that would suit it are on nodes that take no new work.
+    Closed {
+        /// Why it waits as it is.
+        otherwise: Box<Reason>,
+        /// Those.
+        slots: Vec<ClosedSlots>,
     },
 }
 
@@ -95,6 +102,16 @@ impl fmt::Display for Reason {
                 },
                 if *free == 1 { "is" } else { "are" },
             ),
+            Self::Closed { otherwise, slots } => {
+                write!(f, "{otherwise}")?;
+                for slots in slots.iter().take(NODES_NAMED) {
+                    write!(f, "; {slots}")?;
+                }
+                if NODES_NAMED < slots.len() {
+                    write!(f, "; so are slots of {} more nodes", slots.len() - NODES_NAMED)?;
+                }
+                Ok(())
+            }
         }
     }
 }

@@ -13,7 +13,8 @@ fn cpu(index: i32, is_held: bool) -> SlotOffer {
 
 fn node(number: u128, held: &[bool]) -> NodeOffer {
     let slots = (0..).zip(held).map(|(index, held)| cpu(index, *held)).collect();
-    NodeOffer { node: NodeId(Uuid::from_u128(number)), name: format!("n{number}"), slots }
+    let (node, name) = (NodeId(Uuid::from_u128(number)), format!("n{number}"));
+    NodeOffer { node, name, is_avoided: false, slots }
 }
 
 fn ask(ranks: u32, transport: Transport) -> Request {
@@ -98,6 +99,17 @@ fn a_gang_that_no_node_has_room_for_goes_over_as_few_as_have() {
         [(0, 2, 0, 0), (1, 2, 1, 0), (2, 2, 2, 0), (3, 3, 1, 1), (4, 3, 2, 1)]
     );
     assert!(first(shm(4), &nodes).contains("would span nodes"));
+}
+
+#[test]
+fn a_node_that_is_avoided_gets_what_nobody_else_has_room_for() {
+    let mut beta = node(2, &[false]);
+    beta.is_avoided = true;
+    let nodes = [beta.clone(), node(1, &[false; 3]), node(3, &[false])];
+    assert_eq!(places(shm(1), &nodes), [(0, 3, 0, 0)]);
+    assert_eq!(places(auto(4), &nodes).iter().filter(|it| it.1 == 2).count(), 0, "over two others");
+    assert_eq!(places(auto(5), &nodes).iter().filter(|it| it.1 == 2).count(), 1);
+    assert_eq!(places(shm(1), &[beta]), [(0, 2, 0, 0)]);
 }
 
 #[test]

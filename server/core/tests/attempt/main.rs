@@ -3,6 +3,7 @@
 
 mod repair;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -64,6 +65,7 @@ fn placed(nodes: &[u128]) -> Attempt {
         has_copies: false,
         has_progressed: false,
         next_process: i32::try_from(nodes.len()).unwrap(),
+        shunned: BTreeSet::new(),
     })
 }
 
@@ -198,6 +200,24 @@ fn a_stop_ends_when_all_are_gone_or_the_grace_is_over() {
     assert_eq!(attempt.stage, Stage::Ended(AttemptOutcome::Cancelled));
     assert!(effects.contains(&Effect::Reassign), "the node must hear that it is to kill them");
     assert!(attempt.holds_slot(Rank(0)), "until it says so they may live");
+}
+
+#[test]
+fn a_stop_waits_for_the_last_checkpoint_of_ranks_that_left_well() {
+    let (stopping, _) = go(placed(&[1, 2]), &[(0, Event::StopRequested)]);
+    let left = [(9, says(1, exit(0, Some(0), None))), (9, says(2, exit(1, Some(0), None)))];
+    let (left, effects) = go(stopping, &left);
+    assert_eq!(effects, [0, 1].map(|rank| Effect::Release { rank: Rank(rank) }));
+    let (one, _) = go(left.clone(), &[(20_000, Event::Tick), (20_000, says(1, Word::Stopped))]);
+    assert_eq!(one.stage.label(), lockstep_api::AttemptState::Stopping, "the other publishes");
+    let (both, effects) = go(one, &[(20_001, says(2, Word::Stopped))]);
+    assert_eq!(both.stage, Stage::Ended(AttemptOutcome::Cancelled));
+    assert_eq!(effects.last(), Some(&over(AttemptOutcome::Cancelled, Blame::Infrastructure)));
+    let (late, _) = go(left.clone(), &[(60_000, Event::Tick)]);
+    assert_eq!(late.stage, Stage::Ended(AttemptOutcome::Cancelled), "not for ever");
+    let gone = |number| Event::NodeLost { node: node(number), loss: NodeLoss::Restarted };
+    let (lost, _) = go(left, &[(10, gone(1)), (11, gone(2))]);
+    assert_eq!(lost.stage, Stage::Ended(AttemptOutcome::Cancelled));
 }
 
 #[test]

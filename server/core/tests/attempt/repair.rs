@@ -135,6 +135,19 @@ fn the_ranks_of_a_node_that_is_silent_get_slots_elsewhere_and_keep_theirs_until_
 }
 
 #[test]
+fn a_rank_that_was_lost_on_a_node_that_is_shunned_goes_elsewhere() {
+    let mut attempt = at_work(&[1, 2]);
+    attempt.gang.shunned.insert(node(2));
+    let (attempt, effects) = go(attempt, &[(0, says(2, exit(1, None, Some(9))))]);
+    assert_eq!(effects.last(), Some(&Effect::Evict { rank: Rank(1) }));
+    assert_eq!(attempt.gang.vacant(), [Rank(1)].into());
+    let mut attempt = at_work(&[1, 2]);
+    attempt.gang.shunned.insert(node(2));
+    let (attempt, _) = go(attempt, &[(0, says(1, exit(0, None, Some(9))))]);
+    assert!(attempt.holds_slot(Rank(0)), "the other node is not");
+}
+
+#[test]
 fn the_ranks_of_an_agent_that_is_back_are_started_there_again() {
     let lost = Event::NodeLost { node: node(2), loss: NodeLoss::Restarted };
     let (attempt, effects) = go(at_work(&[1, 2]), &[(0, lost)]);

@@ -29,7 +29,7 @@ pub(crate) use regroup::{
     NewMember, Slot, Vacancies, begin_generation, evict, held_after_eviction, record_formed,
     record_progress, release_evicted, with_vacancies,
 };
-pub(crate) use read::{Assigned, Branch, assigned, branch, newest, steps_done, views};
+pub(crate) use read::{Assigned, Branch, assigned, branch, idle, newest, steps_done, views};
 pub(crate) use resume::{ended_holding, let_go, resumed_from};
 
 /// An attempt whose row this transaction holds.
@@ -124,6 +124,7 @@ pub(crate) async fn lock(
             has_copies: false,
             has_progressed: row.has_progressed,
             next_process: row.next_process,
+            shunned: BTreeSet::new(),
         };
         LockedAttempt {
             id: row.id,
@@ -153,6 +154,7 @@ async fn members(
             evicted_at IS NOT NULL  AS "is_vacant!",
             first_generation AS "first_generation: Generation",
             node.last_seen_at AS node_seen_at,
+            closed_at IS NOT NULL   AS "is_closed!",
             process, exit_code, signal, finished_at, released_at
         FROM group_member JOIN node USING (node_id)
         WHERE attempt_id = ANY($1) ORDER BY attempt_id, rank, process DESC
@@ -167,7 +169,7 @@ async fn members(
             _ if row.is_vacant => Place::Vacant,
             (None, ..) => Place::Held,
             (Some(_), Some(_), ..) => Place::Finished,
-            (Some(_), None, Some(0), None) => Place::Left,
+            (Some(_), None, Some(0), None) if !row.is_closed => Place::Left,
             (Some(_), None, ..) => Place::Gone,
         };
         let readiness = Readiness { listens: row.listens, is_prepared: row.is_prepared };
@@ -341,6 +343,24 @@ pub(crate) async fn release(
          WHERE attempt_id = $1 AND rank = $2 AND evicted_at IS NULL",
         attempt as AttemptId,
         rank as Rank,
+        now,
+    )
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// A node has nothing left to do for its ranks of the attempt.
+pub(crate) async fn record_closed(
+    db: &mut PgConnection,
+    attempt: AttemptId,
+    node: NodeId,
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    query!(
+        "UPDATE group_member SET closed_at = coalesce(closed_at, $3) WHERE attempt_id = $1 AND node_id = $2",
+        attempt as AttemptId,
+        node as NodeId,
         now,
     )
     .execute(db)

@@ -8,7 +8,7 @@ use lockstep_api::{
     Phase, ProjectId, Rank, RankView, Step,
 };
 use sqlx::types::Uuid;
-use sqlx::{PgConnection, query};
+use sqlx::{PgConnection, query, query_scalar};
 
 /// Attempts shown of one job, newest first. Budgets of retries keep their number far below.
 const ATTEMPTS_SHOWN: i64 = 200;
@@ -143,6 +143,22 @@ pub(crate) async fn newest(
     .fetch_all(db)
     .await?;
     Ok(rows.into_iter().map(|row| (row.job_id, row.attempt_id)).collect())
+}
+
+/// How many of a job's newest attempts in a row were lost without having done a step.
+pub(crate) async fn idle(db: &mut PgConnection, job: JobId) -> sqlx::Result<u32> {
+    let idle = query_scalar!(
+        r#"
+        SELECT count(*) AS "idle!" FROM attempt
+        WHERE job_id = $1 AND outcome IN ('failed', 'lease_lost')
+          AND number > (SELECT coalesce(max(number), 0) FROM attempt
+                        WHERE job_id = $1 AND first_step_at IS NOT NULL)
+        "#,
+        job as JobId,
+    )
+    .fetch_one(db)
+    .await?;
+    Ok(u32::try_from(idle).unwrap_or(u32::MAX))
 }
 
 /// One attempt's part of a job's course.

@@ -7,7 +7,8 @@
 
 use chrono::{DateTime, Utc};
 use lockstep_api::{
-    Generation, JobId, JobSpec, JobState, OrganisationId, ProjectId, Shard, TimeoutSpec,
+    Generation, JobId, JobSpec, JobState, OrganisationId, ProjectId, Shard, StopPurpose,
+    TimeoutSpec,
 };
 use lockstep_core::{Job, Request, RetryBudget, Timeouts};
 use sqlx::types::{Json, Uuid};
@@ -23,6 +24,10 @@ pub(crate) struct LockedJob {
     pub(crate) project_id: ProjectId,
     pub(crate) core: Job,
     pub(crate) spec: JobSpec,
+    /// After a failure: no attempt begins before.
+    pub(crate) not_before: Option<DateTime<Utc>>,
+    /// Why it was not tried again, if that needs saying beside the verdict.
+    pub(crate) ended_because: Option<String>,
 }
 
 impl LockedJob {
@@ -69,6 +74,9 @@ pub(crate) async fn lock(db: &mut PgConnection, jobs: &[JobId]) -> sqlx::Result<
             generation AS "generation: Generation",
             user_retries,
             infrastructure_retries,
+            stopping   AS "stopping: StopPurpose",
+            not_before,
+            ended_because,
             spec       AS "spec: Json<JobSpec>"
         FROM job WHERE job_id = ANY($1) ORDER BY job_id FOR UPDATE
         "#,
@@ -86,8 +94,11 @@ pub(crate) async fn lock(db: &mut PgConnection, jobs: &[JobId]) -> sqlx::Result<
                 user: count(row.user_retries),
                 infrastructure: count(row.infrastructure_retries),
             },
+            stopping: row.stopping,
         },
         spec: row.spec.0,
+        not_before: row.not_before,
+        ended_because: row.ended_because,
     });
     Ok(jobs.collect())
 }
@@ -105,18 +116,18 @@ pub(crate) async fn lock_of_project(
 /// Writes down what the core decided. `waiting` is why the job waits, if it does.
 pub(crate) async fn save(
     db: &mut PgConnection,
-    id: JobId,
-    job: Job,
+    job: &LockedJob,
     waiting: Option<&str>,
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
-    let Job { state, generation, budget } = job;
+    let Job { state, generation, budget, stopping } = job.core;
     query!(
         "UPDATE job
          SET state = $2, generation = $3, user_retries = $4, infrastructure_retries = $5, waiting = $6,
-             ended_at = CASE WHEN $7 THEN coalesce(ended_at, $8) END
+             ended_at = CASE WHEN $7 THEN coalesce(ended_at, $8) END, not_before = $9, ended_because = $10,
+             stopping = $11
          WHERE job_id = $1 AND generation <= $3",
-        id as JobId,
+        job.id as JobId,
         state as JobState,
         generation as Generation,
         i32::try_from(budget.user).unwrap_or(i32::MAX),
@@ -124,14 +135,20 @@ pub(crate) async fn save(
         waiting,
         state.is_final(),
         now,
+        job.not_before,
+        job.ended_because.as_deref(),
+        stopping as Option<StopPurpose>,
     )
     .execute(db)
     .await
     .map(drop)
 }
 
-/// Those that wait for slots, oldest first.
-pub(crate) async fn queue(db: &mut PgConnection) -> sqlx::Result<Vec<QueuedJob>> {
+/// Those that wait for slots, oldest first. Who waits after a failure is not among them.
+pub(crate) async fn queue(
+    db: &mut PgConnection,
+    now: DateTime<Utc>,
+) -> sqlx::Result<Vec<QueuedJob>> {
     let rows = query!(
         r#"
         SELECT
@@ -140,10 +157,11 @@ pub(crate) async fn queue(db: &mut PgConnection) -> sqlx::Result<Vec<QueuedJob>>
             spec                    AS "spec: Json<JobSpec>",
             waiting
         FROM job JOIN project USING (project_id)
-        WHERE state = 'queued' AND ended_at IS NULL
+        WHERE state = 'queued' AND ended_at IS NULL AND (not_before IS NULL OR not_before <= $2)
         ORDER BY job.created_at, job_id LIMIT $1
         "#,
         QUEUE_LOOK,
+        now,
     )
     .fetch_all(db)
     .await?;
@@ -158,6 +176,22 @@ pub(crate) async fn queue(db: &mut PgConnection) -> sqlx::Result<Vec<QueuedJob>>
         waiting: row.waiting,
     });
     Ok(jobs.collect())
+}
+
+/// Whether a job has waited long enough after a failure by `by`, and has not now.
+pub(crate) async fn is_due_by(
+    db: &mut PgConnection,
+    now: DateTime<Utc>,
+    by: DateTime<Utc>,
+) -> sqlx::Result<bool> {
+    query_scalar!(
+        r#"SELECT EXISTS (SELECT FROM job WHERE state = 'queued' AND ended_at IS NULL
+                          AND $1 < not_before AND not_before <= $2) AS "is_due!""#,
+        now,
+        by,
+    )
+    .fetch_one(db)
+    .await
 }
 
 /// Says why a queued job waits, unless it stopped waiting meanwhile or the sentence is there already. Answers the
@@ -219,6 +253,19 @@ pub(crate) async fn exists(
     query_scalar!(
         r#"SELECT EXISTS (SELECT FROM job WHERE project_id = $1 AND job_id = $2) AS "exists!""#,
         project as ProjectId,
+        job as JobId,
+    )
+    .fetch_one(db)
+    .await
+}
+
+/// Whose job it is.
+pub(crate) async fn organisation(
+    db: &mut PgConnection,
+    job: JobId,
+) -> sqlx::Result<OrganisationId> {
+    query_scalar!(
+        r#"SELECT organisation_id AS "id: OrganisationId" FROM job JOIN project USING (project_id) WHERE job_id = $1"#,
         job as JobId,
     )
     .fetch_one(db)

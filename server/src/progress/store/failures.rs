@@ -133,6 +133,33 @@ pub(crate) async fn promote_suspect(
     .map(drop)
 }
 
+/// The last two verdicts on a job, as far as they can be compared: the last one, and the one before it.
+pub(crate) async fn last_two(
+    db: &mut PgConnection,
+    job: JobId,
+) -> sqlx::Result<Option<(FailureReport, FailureReport)>> {
+    let rows = query!(
+        r#"
+        SELECT code AS "code: FailureCode", rank AS "rank: Rank", step AS "step: Step", message,
+               evidence AS "evidence: Json<Value>"
+        FROM failure WHERE job_id = $1 AND NOT is_effect ORDER BY failure_no DESC LIMIT 2
+        "#,
+        job as JobId,
+    )
+    .fetch_all(db)
+    .await?;
+    let mut reports = rows.into_iter().map(|row| FailureReport {
+        code: row.code,
+        rank: row.rank,
+        exit: None,
+        step: row.step,
+        phase: None,
+        message: row.message,
+        evidence: row.evidence.0,
+    });
+    Ok(reports.next().zip(reports.next()))
+}
+
 /// The verdicts on a job's attempts, newest first. Their effects are left out.
 pub(crate) async fn verdicts(db: &mut PgConnection, job: JobId) -> sqlx::Result<Vec<FailureView>> {
     query_as!(

@@ -101,7 +101,8 @@ export interface paths {
         put?: never;
         /**
          * Makes a machine a node.
-         * @description Joining under a name that is taken takes the place of the node that has it: its token is dead from then on.
+         * @description Joining under the name of a dead node takes its place: its token is worthless from then on. One that lives, under another
+         *     boot, keeps its name.
          */
         post: operations["agent_join"];
         delete?: never;
@@ -411,6 +412,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/jobs/{id}/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Sets a job aside: its ranks leave after a checkpoint, and it takes no slots until it is resumed. Safe to repeat.
+         * @description A member pauses own jobs, a maintainer any.
+         */
+        post: operations["pause_job"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/jobs/{id}/ranks": {
         parameters: {
             query?: never;
@@ -425,6 +446,26 @@ export interface paths {
         get: operations["get_job_ranks"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{id}/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Queues a paused job again; it goes on from its newest checkpoint. Safe to repeat.
+         * @description A member resumes own jobs, a maintainer any.
+         */
+        post: operations["resume_job"];
         delete?: never;
         options?: never;
         head?: never;
@@ -493,6 +534,57 @@ export interface paths {
         get: operations["list_nodes"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/nodes/{name}/drain": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Makes a node free: it takes no new work, and what runs there goes on elsewhere from a checkpoint. Safe to repeat. */
+        post: operations["drain_node"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/nodes/{name}/release": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Ends a node's quarantine and forgets what it is blamed for. Safe to repeat. */
+        post: operations["release_node"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/nodes/{name}/undrain": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Lets a drained node take work again. Safe to repeat. */
+        post: operations["undrain_node"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1275,6 +1367,11 @@ export interface components {
          * @enum {string}
          */
         DigestCheck: "strict" | "off";
+        /**
+         * @description How far a node is that takes no new work because someone asked.
+         * @enum {string}
+         */
+        DrainState: "draining" | "drained";
         /** @description Dropout. */
         DropoutSpec: {
             /**
@@ -1732,6 +1829,8 @@ export interface components {
              * @description When it ended.
              */
             ended_at?: string | null;
+            /** @description Why it was not tried again, where that needs saying beside the verdict: one sentence. */
+            ended_because?: string | null;
             /** @description Its id. */
             id: components["schemas"]["JobId"];
             /**
@@ -1777,11 +1876,13 @@ export interface components {
         };
         /** @description A node's first words. */
         JoinRequest: {
+            /** @description As in its polls: an agent that has to join again is the one it was. */
+            boot_id?: string | null;
             /** @description What it offers. */
             inventory: components["schemas"]["Inventory"];
             /** @description `lsj_…` */
             join_token: string;
-            /** @description For people; unique within the organisation (joining again under a name takes its place). */
+            /** @description For people; unique within the organisation (joining under the name of a dead node takes its place). */
             name: string;
         };
         /** @description Welcome. */
@@ -2147,6 +2248,21 @@ export interface components {
          * @description One machine that runs the agent.
          */
         NodeId: string;
+        /** @description Why a node gets no work, and until when. */
+        NodeQuarantine: {
+            /**
+             * Format: int32
+             * @description Which one in a row: each lasts twice as long as the one before, 30 s to an hour.
+             */
+            count: number;
+            /** @description Why, as a part of a sentence. */
+            reason: string;
+            /**
+             * Format: date-time
+             * @description When it is over.
+             */
+            until: string;
+        };
         /** @description One slot of a node. */
         NodeSlot: {
             /** @description Kind of device. */
@@ -2161,6 +2277,12 @@ export interface components {
         };
         /** @description A node. */
         NodeView: {
+            /**
+             * Format: int32
+             * @description Failures of the last 10 minutes that are its doing. From 2 on it gets work only if no other node has room.
+             */
+            blames: number;
+            drain?: components["schemas"]["DrainState"] | null;
             /** @description Its id. */
             id: components["schemas"]["NodeId"];
             /** @description Whether its lease holds. */
@@ -2172,6 +2294,7 @@ export interface components {
             last_seen_at: string;
             /** @description Its name. */
             name: string;
+            quarantine?: components["schemas"]["NodeQuarantine"] | null;
             /** @description Its slots. */
             slots: components["schemas"]["NodeSlot"][];
         };
@@ -2257,6 +2380,8 @@ export interface components {
                  * @description When it ended.
                  */
                 ended_at?: string | null;
+                /** @description Why it was not tried again, where that needs saying beside the verdict: one sentence. */
+                ended_because?: string | null;
                 /** @description Its id. */
                 id: components["schemas"]["JobId"];
                 /**
@@ -4209,6 +4334,45 @@ export interface operations {
             };
         };
     };
+    pause_job: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: components["schemas"]["JobId"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobView"];
+                };
+            };
+            /** @description It has ended */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description What went wrong */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBody"];
+                };
+            };
+        };
+    };
     get_job_ranks: {
         parameters: {
             query?: never;
@@ -4229,6 +4393,45 @@ export interface operations {
                 };
             };
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description What went wrong */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBody"];
+                };
+            };
+        };
+    };
+    resume_job: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: components["schemas"]["JobId"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobView"];
+                };
+            };
+            /** @description It has ended */
+            409: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -4375,6 +4578,96 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description What went wrong */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBody"];
+                };
+            };
+        };
+    };
+    drain_node: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NodeView"];
+                };
+            };
+            /** @description What went wrong */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBody"];
+                };
+            };
+        };
+    };
+    release_node: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NodeView"];
+                };
+            };
+            /** @description What went wrong */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBody"];
+                };
+            };
+        };
+    };
+    undrain_node: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NodeView"];
                 };
             };
             /** @description What went wrong */

@@ -82,6 +82,7 @@ function Heading({ job, isLive }: { job: JobView; isLive: boolean }) {
         )}
       </Group>
       {job.waiting && <Text c="dimmed">{job.waiting}</Text>}
+      {job.ended_because && <Text c="dimmed">{job.ended_because}</Text>}
       {cancel.isError && <Trouble error={cancel.error} />}
       <Group gap="xl">
         <Steps job={job} />

@@ -1,0 +1,27 @@
+//! Nodes that are to become free: what runs there is stopped, and goes on elsewhere.
+
+use lockstep_api::NodeId;
+use lockstep_core::JobEvent;
+
+use crate::app::App;
+use crate::attempts::drive::{Drive, concerned};
+use crate::problem::Problem;
+
+/// Asks the attempts with a rank on `node` to stop after a checkpoint; their jobs are queued again, for nothing.
+pub(crate) async fn clear(app: &App, node: NodeId) -> Result<(), Problem> {
+    for (attempt, job) in concerned(app, node).await? {
+        let mut tx = app.db.system().await?;
+        let mut drive = Drive::lock(app, &mut tx, &[job], &[attempt], &[node]).await?;
+        let is_there = drive
+            .attempt(attempt)
+            .is_some_and(|it| it.core.stage.is_at_work() && it.nodes().contains(&node));
+        if !is_there {
+            continue;
+        }
+        drive.ask(&mut tx, job, JobEvent::MoveRequested).await?;
+        let announcement = drive.finish(&mut tx).await?;
+        tx.commit().await?;
+        announcement.send(&app.wakeup);
+    }
+    Ok(())
+}
