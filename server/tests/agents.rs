@@ -82,7 +82,8 @@ async fn a_node_that_lives_keeps_its_name_until_it_leaves_or_its_lease_is_over(p
     });
     let join = async |boot: Value| {
         let token = &server.first.join_token;
-        let body = json!({"join_token": token, "name": "alpha", "boot_id": boot, "inventory": inventory});
+        let body =
+            json!({"join_token": token, "name": "alpha", "boot_id": boot, "inventory": inventory});
         server.call("POST", "/v1/agent/join", "", body).await
     };
     assert_eq!(join(json!("one")).await.status, StatusCode::OK);

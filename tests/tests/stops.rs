@@ -12,9 +12,8 @@ const JOB: &str = "examples/digits/job.toml";
 const LONG: &[&str] = &["train.epochs=300", "checkpoint.every_steps=100000"];
 
 async fn midway(service: &Service, id: JobId, steps: i64) -> anyhow::Result<JobView> {
-    let is_midway = |job: &JobView| {
-        job.summary.state == JobState::Active && steps <= job.summary.steps_done.0
-    };
+    let is_midway =
+        |job: &JobView| job.summary.state == JobState::Active && steps <= job.summary.steps_done.0;
     wait_for_job(&service.client, id, "the job is midway", WHOLE_JOB, is_midway).await
 }
 

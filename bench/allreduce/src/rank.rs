@@ -8,8 +8,8 @@ use std::{
 use anyhow::ensure;
 use lockstep_bench_ranks::{RankArguments, milliseconds, serve, take_core};
 use lockstep_collective::{
-    Bucket, CpuGroup, Dtype, Formed, Interrupt, Join, Network, OwnArena, Plan, PlanParam, ProcessGroup as _,
-    ReduceOp, Span, SumOrder, Topology, What as Collective,
+    Bucket, CpuGroup, Dtype, Formed, Interrupt, Join, Network, OwnArena, Plan, PlanParam,
+    ProcessGroup as _, ReduceOp, Span, SumOrder, Topology, What as Collective,
 };
 
 use crate::{

@@ -5,9 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AttemptId, AttemptOutcome, AttemptState, Blame, CheckpointId, Digest, FailureCode, FailureId,
-    FaultSpec,
-    Generation, JobId, JobSpec, JobState, LogLevel, LogSource, NodeId, Phase, Rank, Step,
-    TimeoutsView,
+    FaultSpec, Generation, JobId, JobSpec, JobState, LogLevel, LogSource, NodeId, Phase, Rank,
+    Step, TimeoutsView,
 };
 
 /// One page of a list.

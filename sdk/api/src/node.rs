@@ -3,7 +3,9 @@
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use crate::{DeviceKind, DrainState, NodeId, OrganisationId, PrincipalId, ProjectId, Role, TokenId};
+use crate::{
+    DeviceKind, DrainState, NodeId, OrganisationId, PrincipalId, ProjectId, Role, TokenId,
+};
 
 /// What a node offers: one entry a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]

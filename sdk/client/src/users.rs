@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 use lockstep_api::{
-    ArrivalMap, CheckpointId, CheckpointView, CreateJoinToken, CreateToken, DatasetView, Digest, FileManifest,
-    JobId, JobSpec, JobSummary, JobView, JoinToken, LedgerView, ListJobs, LogLine, Me,
-    MetricSeries, MissingRequest, MissingResponse, NewToken, NodeView, Page, ReadLog, ReadTimeline,
-    RegisterDataset, Step, StepTimeline, TokenId, TokenList, TokenView,
+    ArrivalMap, CheckpointId, CheckpointView, CreateJoinToken, CreateToken, DatasetView, Digest,
+    FileManifest, JobId, JobSpec, JobSummary, JobView, JoinToken, LedgerView, ListJobs, LogLine,
+    Me, MetricSeries, MissingRequest, MissingResponse, NewToken, NodeView, Page, ReadLog,
+    ReadTimeline, RegisterDataset, Step, StepTimeline, TokenId, TokenList, TokenView,
 };
 use reqwest::Method;
 use reqwest::header::HeaderValue;

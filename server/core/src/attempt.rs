@@ -128,7 +128,9 @@ impl Attempt {
                 let held = self.gang.generation;
                 match generation == held {
                     true => self.hear(node, word, terms, now),
-                    false if generation < held => self.hear_late(node, generation, word, terms, now),
+                    false if generation < held => {
+                        self.hear_late(node, generation, word, terms, now)
+                    }
                     false => Err(StepError::Stale { got: generation, held }),
                 }
             }
@@ -328,7 +330,13 @@ impl Attempt {
                 let generation = self.gang.generation;
                 effects.push(Effect::File { failure, generation, standing: Standing::Verdict });
                 let lost = self.gang.ranks_of(node);
-                self.repair_or_end((lost, Slots::Elsewhere), &report, AttemptOutcome::Failed, effects, (terms, now))
+                self.repair_or_end(
+                    (lost, Slots::Elsewhere),
+                    &report,
+                    AttemptOutcome::Failed,
+                    effects,
+                    (terms, now),
+                )
             }
             Stage::Stopping { .. } => {
                 self.gang.close(node);

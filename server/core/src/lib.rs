@@ -21,12 +21,12 @@ pub use attempt::{
 pub use job::{Job, JobEffect, JobEvent, JobStepError, RetryBudget};
 pub use lease::{LeaseTerms, LeaseTermsError};
 pub use ledger::{complete_epochs, counts_below};
+pub use lockstep_api::Timeouts;
 pub use placement::{
     Closed, ClosedNode, ClosedSlots, Decision, NodeOffer, Placed, Reason, Refill, Request,
     SlotOffer, refill, schedule, schedule_beside,
 };
 pub use quarantine::Quarantine;
-pub use lockstep_api::Timeouts;
 pub use retention::{Published, superfluous};
 pub use retry::{Outlook, Repeated, Waits};
 pub use verdict::{Failure, Grade, Standing};

@@ -11,9 +11,9 @@ use lockstep_api::{
     Step, Transport,
 };
 use lockstep_core::{
-    Attempt, Decision, Effect, Event, Gang, Job, JobEvent, LeaseTerms, Member, NodeLoss, NodeOffer, Outlook,
-    Place, Placed, Readiness, Request, RetryBudget, SlotOffer, Stage, StepError, Terms, Timeouts,
-    Word, schedule,
+    Attempt, Decision, Effect, Event, Gang, Job, JobEvent, LeaseTerms, Member, NodeLoss, NodeOffer,
+    Outlook, Place, Placed, Readiness, Request, RetryBudget, SlotOffer, Stage, StepError, Terms,
+    Timeouts, Word, schedule,
 };
 use uuid::Uuid;
 
@@ -113,7 +113,12 @@ impl Fleet {
         for effect in effects {
             if let Effect::Over { outcome, blame } = effect {
                 let (job, _) = &mut self.jobs[key.0];
-                let event = JobEvent::AttemptEnded { generation: key.1, outcome, blame, outlook: Outlook::Open };
+                let event = JobEvent::AttemptEnded {
+                    generation: key.1,
+                    outcome,
+                    blame,
+                    outlook: Outlook::Open,
+                };
                 *job = job.step(event).unwrap().0;
             }
         }

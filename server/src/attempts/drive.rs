@@ -283,7 +283,8 @@ impl<'a> Drive<'a> {
                 let generation = was.generation;
                 store::begin_generation(db, group, (&replacements, &memories), self.now).await?;
                 self.step_job(job_id, JobEvent::Repaired { generation, is_paid })?;
-                let ranks: Vec<String> = replacements.iter().map(|it| it.rank.to_string()).collect();
+                let ranks: Vec<String> =
+                    replacements.iter().map(|it| it.rank.to_string()).collect();
                 let text = format!(
                     "repaired in place, generation {}: a new process for rank {}, the others go on",
                     group.2,

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use lockstep_api::{
-    AttemptId, ClockAnchor, Fence, Generation, JobEventKind, JobId, MAX_SPANS, NamedValue, NumberedReport,
-    Rank, Report, ReportResponse, ReportedLine, Step, StepReport, StepSpans,
+    AttemptId, ClockAnchor, Fence, Generation, JobEventKind, JobId, MAX_SPANS, NamedValue,
+    NumberedReport, Rank, Report, ReportResponse, ReportedLine, Step, StepReport, StepSpans,
 };
 use lockstep_core::{Event, StepError, Word};
 use sqlx::PgConnection;
@@ -163,7 +163,8 @@ async fn one(
         Report::RankExited { rank, exit } => {
             let gang = drive.attempt(id).map(|attempt| &attempt.core.gang);
             let member = gang.and_then(|gang| gang.members.get(&rank));
-            let process = member.filter(|it| it.first_generation <= generation).map(|it| it.process);
+            let process =
+                member.filter(|it| it.first_generation <= generation).map(|it| it.process);
             let answer = drive.step(db, id, said(Word::RankExited { rank, exit })).await?;
             if let (Ok(()), Some(process)) = (&answer, process) {
                 store::record_exit(db, id, process, exit).await?;

@@ -14,7 +14,10 @@ pub(crate) async fn chaos(count: u32, seed: u64) -> anyhow::Result<()> {
     let reference = service.undisturbed().await?;
     let mut dice = Dice::new(seed);
     let mut outcomes = Vec::new();
-    say(&format!("{:>4} {:44} {:18} {:>8} {:>8} {:>8}", "run", "fault", "verdict", "detected", "named", "repaired"));
+    say(&format!(
+        "{:>4} {:44} {:18} {:>8} {:>8} {:>8}",
+        "run", "fault", "verdict", "detected", "named", "repaired"
+    ));
     for run in 1..=count {
         let outcome = service.disturbed(dice.fault(), &reference).await?;
         say(&line(run, &outcome));
@@ -29,10 +32,12 @@ pub(crate) async fn chaos(count: u32, seed: u64) -> anyhow::Result<()> {
 
 fn line(run: u32, Outcome { fault: view, wrong }: &Outcome) -> String {
     let fault = view.fault;
-    let what = format!("{} rank {} in step {}, {}", fault.kind, fault.rank, fault.step, fault.phase);
+    let what =
+        format!("{} rank {} in step {}, {}", fault.kind, fault.rank, fault.step, fault.phase);
     let verdict = view.verdict.map_or("–", lockstep_api::FailureCode::as_str);
     let seconds = |it: Option<f64>| it.map_or_else(|| "–".to_owned(), |it| format!("{it:.2} s"));
-    let wrong = if wrong.is_empty() { String::new() } else { format!("  WRONG: {}", wrong.join("; ")) };
+    let wrong =
+        if wrong.is_empty() { String::new() } else { format!("  WRONG: {}", wrong.join("; ")) };
     format!(
         "{run:>4} {what:44} {verdict:18} {:>8} {:>8} {:>8}{wrong}",
         seconds(view.detected_after),
@@ -53,6 +58,9 @@ fn summary(outcomes: &[Outcome]) {
             median(&times).map_or_else(|| "–".to_owned(), |it| format!("{it:.2} s"))
         };
         let (named, repaired) = (middle(|it| it.named_after), middle(|it| it.repaired_after));
-        say(&format!("{kind}: {} times; named after {named}, repaired after {repaired} (medians)", views.len()));
+        say(&format!(
+            "{kind}: {} times; named after {named}, repaired after {repaired} (medians)",
+            views.len()
+        ));
     }
 }

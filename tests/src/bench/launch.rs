@@ -51,4 +51,3 @@ async fn one_launch(service: &Service) -> anyhow::Result<f64> {
     let time = first_step_at - start;
     Ok(time.as_seconds_f64() * 1e3)
 }
-

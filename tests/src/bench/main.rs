@@ -53,4 +53,3 @@ async fn main() -> anyhow::Result<()> {
         Bench::Chaos { count, seed } => chaos::chaos(count, seed).await,
     }
 }
-

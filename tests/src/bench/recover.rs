@@ -12,8 +12,12 @@ use crate::report::{Row, Target, print};
 
 const JOB: &str = "examples/digits/job.toml";
 /// Far longer than a case takes.
-const LONG: [&str; 4] =
-    ["train.epochs=20000", "train.global_batch=128", "checkpoint.every_steps=100000", "trace.first_steps=0"];
+const LONG: [&str; 4] = [
+    "train.epochs=20000",
+    "train.global_batch=128",
+    "checkpoint.every_steps=100000",
+    "trace.first_steps=0",
+];
 /// Steps before anything happens.
 const WARM_UP: i64 = 50;
 /// Longest wait for a case.
@@ -48,11 +52,7 @@ pub(crate) async fn recover(runs: u32, json: bool) -> anyhow::Result<()> {
         row("kill -9 of a rank: verdict", seconds(&kills, |it| it.named), 0.3)?,
         row("kill -9 of a rank: next step", seconds(&kills, |it| it.stepping), 1.5)?,
         row("frozen rank: named", seconds(&freezes, |it| it.named), 10.5)?,
-        row(
-            "node lost: next step",
-            seconds(&losses, |it| it.stepping),
-            LEASE.as_secs_f64() + 2.0,
-        )?,
+        row("node lost: next step", seconds(&losses, |it| it.stepping), LEASE.as_secs_f64() + 2.0)?,
     ];
     print("recover", rows, json)
 }
@@ -90,7 +90,8 @@ async fn until_repaired(
         job.attempts[0].groups.last().is_some_and(|it| it.first_step_at.is_some())
             && 1 < job.attempts[0].groups.len()
     };
-    let job = wait_for_job(&service.client, id, "steps are done again", DEADLINE, is_repaired).await?;
+    let job =
+        wait_for_job(&service.client, id, "steps are done again", DEADLINE, is_repaired).await?;
     service.client.cancel(id).await?;
     let (groups, verdict) = (&job.attempts[0].groups, &job.failures[0]);
     ensure!(job.attempts.len() == 1 && groups.len() == 2, "{:#?}", job.attempts);

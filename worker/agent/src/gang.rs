@@ -50,10 +50,7 @@ pub(crate) fn fence_of(assignment: &Assignment) -> Fence {
 }
 
 /// What to do so that `local` becomes `wanted`, in order: what must go goes first.
-pub(crate) fn difference(
-    wanted: &[Assignment],
-    local: &BTreeMap<AttemptId, Local>,
-) -> Vec<Action> {
+pub(crate) fn difference(wanted: &[Assignment], local: &BTreeMap<AttemptId, Local>) -> Vec<Action> {
     let listed: BTreeMap<AttemptId, &Assignment> =
         wanted.iter().map(|it| (it.attempt_id, it)).collect();
     let mut actions = Vec::new();

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lockstep_api::{
-    Assignment, AttemptId, FailureCode, Fence, Generation, HeartbeatRequest, Inventory, PollRequest, ProblemCode, Report,
-    RunningAttempt,
+    Assignment, AttemptId, FailureCode, Fence, Generation, HeartbeatRequest, Inventory,
+    PollRequest, ProblemCode, Report, RunningAttempt,
 };
 use lockstep_client::retry::{Backoff, Policy};
 use tokio::sync::{mpsc, watch};
@@ -332,8 +332,7 @@ impl Session {
         self.living.insert(fence, positions.clone());
         let task = attempt::run(self.node.clone(), receiver, positions.clone());
         self.tasks.insert(self.attempts.spawn(task).id(), fence.attempt_id);
-        let local =
-            Local { generation: fence.generation, state: LocalState::Active(order) };
+        let local = Local { generation: fence.generation, state: LocalState::Active(order) };
         self.running.insert(fence.attempt_id, Running { local, told, positions });
     }
 

@@ -17,8 +17,8 @@ use lockstep_ddp::{HookKind, Interrupt, Join, Reducer, ReducerConfig, Topology};
 use lockstep_tensor::Layout;
 
 use crate::failure::Failure;
-use crate::loss::MAX_METRICS;
 use crate::link::AgentLink;
+use crate::loss::MAX_METRICS;
 use crate::position::Position;
 use crate::seat::Seat;
 use lockstep_service::chain;

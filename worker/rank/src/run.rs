@@ -15,9 +15,9 @@ use crate::link::{AgentLink, STATUS_PANIC, leave};
 use crate::position::Position;
 use crate::recover::Joining;
 use crate::seat::Seat;
-use crate::{group, setup};
 use crate::timeline::Timeline;
 use crate::train::Trainer;
+use crate::{group, setup};
 
 /// Exit status when training is over and the agent has said that everything is safe.
 const STATUS_DONE: u8 = 0;
@@ -59,8 +59,7 @@ fn train(config: &RankConfig, link: &AgentLink, position: &Position) -> Result<(
     let told = |failure: Failure| report(&failure, link, position, timeout);
     let (model, seat) = begin(config).map_err(told)?;
     let (layout, has_norms) = (model.layout().clone(), !model.buffers().params().is_empty());
-    let forming =
-        |seat| group::begin_forming(config, seat, &layout, has_norms, (link, position));
+    let forming = |seat| group::begin_forming(config, seat, &layout, has_norms, (link, position));
     let mut joining = Joining::new(&seat);
     let mut group = forming(seat).map_err(told)?;
     let mut alone =

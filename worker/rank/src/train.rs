@@ -111,7 +111,6 @@ impl<G> Trainer<G> {
 }
 
 impl Trainer {
-
     /// Trains to the end, or until all ranks agree to stop.
     ///
     /// # Errors

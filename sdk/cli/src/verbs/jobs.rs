@@ -3,7 +3,10 @@
 use std::fmt::Write as _;
 
 use chrono::{DateTime, Local, Utc};
-use lockstep_api::{AttemptView, FailureView, FaultSpec, FaultTarget, FaultView, JobSummary, JobView, ListJobs, TimeoutsView};
+use lockstep_api::{
+    AttemptView, FailureView, FaultSpec, FaultTarget, FaultView, JobSummary, JobView, ListJobs,
+    TimeoutsView,
+};
 
 use crate::args::{Global, JobArgs, PsArgs};
 use crate::out::{Out, bytes, number, or_dash, table};

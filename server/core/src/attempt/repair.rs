@@ -184,9 +184,8 @@ impl Attempt {
         match word {
             Word::RankExited { rank, .. } => {
                 let member = self.gang.members.get(&rank);
-                let is_current = member.is_some_and(|it| {
-                    it.node == node && it.first_generation <= generation
-                });
+                let is_current =
+                    member.is_some_and(|it| it.node == node && it.first_generation <= generation);
                 if is_current { self.hear(node, word, terms, now) } else { Ok((self, vec![])) }
             }
             Word::Failed(report) => {

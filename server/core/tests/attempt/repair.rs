@@ -40,8 +40,7 @@ fn a_rank_that_was_killed_is_replaced_in_its_slot_and_the_others_go_on() {
     let (attempt, effects) = go(at_work(&[1, 1]), &[(10, says(1, exit(1, None, Some(9))))]);
     assert_eq!(filed(&effects), [(FailureCode::PeerGone, Some(1), Standing::Verdict)]);
     let memories = vec![(Rank(0), 0), (Rank(1), 0)];
-    let begin =
-        Effect::Begin { replacements: vec![same_slot(1, 2)], memories, is_paid: false };
+    let begin = Effect::Begin { replacements: vec![same_slot(1, 2)], memories, is_paid: false };
     assert_eq!(effects[2..], [begin, Effect::Reassign]);
     assert_eq!(attempt.gang.generation, next());
     assert_eq!(attempt.stage, Stage::Recovering { since: at(10) });

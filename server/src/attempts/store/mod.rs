@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 use lockstep_api::{
-    AttemptId, AttemptOutcome, AttemptState, CheckpointId, Generation, JobId, NodeId,
-    Phase, ProjectId, Rank, RankExit, RankPosition, Step, Transport,
+    AttemptId, AttemptOutcome, AttemptState, CheckpointId, Generation, JobId, NodeId, Phase,
+    ProjectId, Rank, RankExit, RankPosition, Step, Transport,
 };
 use lockstep_core::{Attempt, Gang, Member, Place, Placed, Readiness, Stage};
 use sqlx::types::Uuid;
@@ -25,11 +25,11 @@ pub(crate) use held::{
     unfinished,
 };
 pub(crate) use network::{Peer, peers, record_endpoints, record_prepared};
+pub(crate) use read::{Assigned, Branch, assigned, branch, idle, newest, steps_done, views};
 pub(crate) use regroup::{
     NewMember, Slot, Vacancies, begin_generation, evict, held_after_eviction, record_formed,
     record_progress, release_evicted, with_vacancies,
 };
-pub(crate) use read::{Assigned, Branch, assigned, branch, idle, newest, steps_done, views};
 pub(crate) use resume::{ended_holding, let_go, resumed_from};
 
 /// An attempt whose row this transaction holds.

@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use lockstep_api::{
-    AssignedRank, AttemptId, AttemptOutcome, AttemptState, AttemptView, CheckpointId, Generation, GroupView,
-    JobId, NodeId,
-    Phase, ProjectId, Rank, RankView, Step,
+    AssignedRank, AttemptId, AttemptOutcome, AttemptState, AttemptView, CheckpointId, Generation,
+    GroupView, JobId, NodeId, Phase, ProjectId, Rank, RankView, Step,
 };
 use sqlx::types::Uuid;
 use sqlx::{PgConnection, query, query_scalar};

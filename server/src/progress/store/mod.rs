@@ -9,7 +9,9 @@ mod metrics;
 mod timeline;
 
 pub(crate) use events::{append_events, events_after};
-pub(crate) use failures::{NewFailure, insert_failure, last_two, promote_suspect, suspects, verdicts};
+pub(crate) use failures::{
+    NewFailure, insert_failure, last_two, promote_suspect, suspects, verdicts,
+};
 pub(crate) use faults::{faults, insert_fault};
 pub(crate) use ledger::{insert_entries, ledger};
 pub(crate) use log::{LogQuery, insert_lines, log};

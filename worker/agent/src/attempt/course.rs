@@ -126,8 +126,7 @@ impl Course {
     pub(crate) fn regroup(&mut self, ranks: impl IntoIterator<Item = (Rank, bool)>) {
         let old = std::mem::take(&mut self.ranks);
         let exit = |rank, is_new: bool| old.get(&rank).copied().flatten().filter(|_| !is_new);
-        self.ranks =
-            ranks.into_iter().map(|(rank, is_new)| (rank, exit(rank, is_new))).collect();
+        self.ranks = ranks.into_iter().map(|(rank, is_new)| (rank, exit(rank, is_new))).collect();
         self.leaving.retain(|rank, _| self.ranks.get(rank).is_some_and(Option::is_none));
         if matches!(self.mode, Mode::Running | Mode::Interrupted) {
             (self.mode, self.has_verdict, self.held) = (Mode::Running, false, None);

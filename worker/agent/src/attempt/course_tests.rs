@@ -109,7 +109,10 @@ fn a_complaint_that_no_death_explains_becomes_the_verdict_after_a_moment() {
     course.step(gone(0, exit(Some(1), None)), now);
     assert_eq!(course.deadline(), Some(now + HOLD));
     assert_eq!(course.step(Input::Tick, now + HOLD / 2), []);
-    assert_eq!(reports(&course.step(Input::Tick, now + HOLD)), ["not_entered", "exited", "interrupt"]);
+    assert_eq!(
+        reports(&course.step(Input::Tick, now + HOLD)),
+        ["not_entered", "exited", "interrupt"]
+    );
 }
 
 #[test]

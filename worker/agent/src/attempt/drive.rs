@@ -10,7 +10,8 @@ use camino::Utf8PathBuf;
 use futures::future::join_all;
 use lockstep_api::{
     AgentMessage, AssignedRank, Assignment, FailureCode, FailureReport, FaultKind, FaultSpec,
-    FaultTarget, Fence, LogLevel, Rank, RankConfig, RankMessage, RankNetwork, Regroup, Report, ReportedLine,
+    FaultTarget, Fence, LogLevel, Rank, RankConfig, RankMessage, RankNetwork, Regroup, Report,
+    ReportedLine,
 };
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use tokio::process::Child;
@@ -367,9 +368,8 @@ impl Drive {
 
     /// Seats the next group, if nothing is missing.
     async fn seat_next(&mut self) {
-        let is_ready = |(wanted, _): &mut (Arc<Assignment>, Sockets)| {
-            meet::are_endpoints_known(wanted)
-        };
+        let is_ready =
+            |(wanted, _): &mut (Arc<Assignment>, Sockets)| meet::are_endpoints_known(wanted);
         if !self.evicted.is_empty() {
             return;
         }
@@ -470,11 +470,17 @@ impl Drive {
                 Action::StopAll => self.say_to_all(&AgentMessage::Stop),
                 Action::InterruptAll => self.say_to_all(&AgentMessage::Interrupt),
                 Action::Kill(rank) => {
-                    self.processes.values().filter(|it| it.rank == rank).for_each(RankProcess::kill);
+                    self.processes
+                        .values()
+                        .filter(|it| it.rank == rank)
+                        .for_each(RankProcess::kill);
                 }
                 Action::KillAll => {
                     self.next = None;
-                    self.processes.values().chain(self.evicted.values()).for_each(RankProcess::kill);
+                    self.processes
+                        .values()
+                        .chain(self.evicted.values())
+                        .for_each(RankProcess::kill);
                 }
             }
         }

@@ -451,7 +451,10 @@ fn act(config: &RankConfig) -> i32 {
             assert!(text.contains("\"interrupt\"") && text.contains("\"regroup\""), "{text}");
             let next = text.lines().last().unwrap();
             let AgentMessage::Regroup(next) = serde_json::from_str(next).unwrap() else { return 4 };
-            assert_eq!((next.generation.0, next.steps_reported), (config.generation.0 + 1, Step(41)));
+            assert_eq!(
+                (next.generation.0, next.steps_reported),
+                (config.generation.0 + 1, Step(41))
+            );
             assert_eq!((next.world_size, next.network), (3, None));
             assert_eq!(descriptors.len(), 1);
             let own = lockstep_shm::group_memory_bytes(&descriptors[0]).unwrap();

@@ -101,7 +101,11 @@ impl Socket {
     }
 
     /// Lets `rank` in, which is the process of that number.
-    pub(crate) fn expect(&mut self, rank: Rank, process: i32) -> (Ear, mpsc::UnboundedSender<Word>) {
+    pub(crate) fn expect(
+        &mut self,
+        rank: Rank,
+        process: i32,
+    ) -> (Ear, mpsc::UnboundedSender<Word>) {
         let (sender, line) = watch::channel(Line::Silent);
         // A few words in the life of a rank: no bound is needed.
         let (say, words) = mpsc::unbounded_channel();
@@ -250,10 +254,7 @@ impl Shared {
         }
     }
 
-    fn welcome(
-        &self,
-        first: &str,
-    ) -> anyhow::Result<(&Expected, mpsc::UnboundedReceiver<Word>)> {
+    fn welcome(&self, first: &str) -> anyhow::Result<(&Expected, mpsc::UnboundedReceiver<Word>)> {
         let message: RankMessage = serde_json::from_str(first).context("first line")?;
         let RankMessage::Hello { rank, attempt_key } = message else {
             anyhow::bail!("expected hello as the first message");
@@ -358,7 +359,8 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let path = Utf8PathBuf::try_from(folder.path().join("socket")).unwrap();
             let mut socket = Socket::bind(path).unwrap();
-            let (ears, words) = [0, 1].map(|rank| socket.expect(Rank(rank), rank)).into_iter().unzip();
+            let (ears, words) =
+                [0, 1].map(|rank| socket.expect(Rank(rank), rank)).into_iter().unzip();
             Self { socket, ears, _words: words, _folder: folder }
         }
 

@@ -85,8 +85,7 @@ pub(crate) fn seats(assignment: &Assignment, Sockets(sockets): Sockets) -> Vec<S
         return assignment.ranks.iter().map(|_| alone()).collect();
     };
     let seat = |(assigned, socket): (&AssignedRank, OwnedFd)| {
-        let memory_index =
-            network.nodes.iter().position(|ranks| ranks.contains(&assigned.rank));
+        let memory_index = network.nodes.iter().position(|ranks| ranks.contains(&assigned.rank));
         Seat {
             memory_index: memory_index.unwrap_or_default(),
             listener: Some(socket),

@@ -96,7 +96,8 @@ pub(super) fn look_at_what_was_inherited(config: &RankConfig) {
         is_open.then(|| (port(), fields[9].to_owned()))
     });
     let listening: Vec<(u16, String)> = listening.collect();
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", config.listener_fd.unwrap())).unwrap();
+    let link =
+        std::fs::read_link(format!("/proc/self/fd/{}", config.listener_fd.unwrap())).unwrap();
     let inode = link.to_string_lossy().trim_matches(|c: char| !c.is_ascii_digit()).to_owned();
     assert_eq!(listening, [(own_port, inode)], "{table}");
     let memory = std::fs::metadata(format!("/proc/self/fd/{}", config.group_fd)).unwrap().ino();

@@ -16,9 +16,11 @@ impl Check {
                 format!("expected 0 to {}, got {rank}", ranks - 1)
             });
             let step = fault.step.0;
-            self.that(u64::try_from(step).is_ok_and(|step| step < MAX_STEPS), &field("step"), || {
-                format!("expected 0 to {}, got {step}", MAX_STEPS - 1)
-            });
+            self.that(
+                u64::try_from(step).is_ok_and(|step| step < MAX_STEPS),
+                &field("step"),
+                || format!("expected 0 to {}, got {step}", MAX_STEPS - 1),
+            );
             self.range(&field("milliseconds"), fault.milliseconds, 1, 600_000);
             let is_of_a_step = !matches!(
                 fault.phase,
