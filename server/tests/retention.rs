@@ -154,6 +154,8 @@ async fn what_an_attempt_resumes_from_stays_while_it_lives_and_no_longer(pool: P
     assert_eq!((got.status, got.body.as_slice()), (StatusCode::OK, b"weights of 3".as_slice()));
 
     agent.report(&server, &[(2, &f, exited(0, None, Some(9)))]).await;
+    server.clock.advance(std::time::Duration::from_secs(2));
+    agent.poll(&server, 0).await;
     reconciled(&server).await;
     assert_eq!(steps(&server, &job).await, [6]);
     assert_eq!(agent.assignment(&server).await.json["resume"]["step"], 6);
