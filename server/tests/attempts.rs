@@ -27,6 +27,20 @@ fn points(metrics: &Value, name: &str) -> Vec<(i64, Option<f64>)> {
     points.iter().map(|p| (p["step"].as_i64().unwrap(), p["value"].as_f64())).collect()
 }
 
+/// Ranks that are no copies of each other: whatever is lost ends the attempt.
+async fn placed_in_parts(server: &Server, ranks: u32) -> (Agent, String, Value) {
+    let agent = Agent::join(server, "alpha", 2).await;
+    agent.poll(server, 0).await;
+    let job = agent.submit_with(server, in_parts(ranks)).await;
+    reconciled(server).await;
+    let fence = agent.assignment(server).await.fence();
+    (agent, job, fence)
+}
+
+fn in_parts(ranks: u32) -> Value {
+    json!({"gang": {"ranks": ranks}, "ddp": {"shard": "zero1"}})
+}
+
 async fn placed(server: &Server, ranks: u32) -> (Agent, String, Value) {
     let agent = Agent::join(server, "alpha", 2).await;
     agent.poll(server, 0).await;
@@ -43,8 +57,9 @@ async fn a_job_goes_from_placing_to_succeeded_as_its_node_reports(pool: PgPool) 
     let job = agent.place_job(&server, 2).await;
     let assignment = agent.assignment(&server).await;
     let fence = assignment.fence();
-    assert_eq!(assignment.json["ranks"], json!([0, 1]));
-    assert_eq!(assignment.json["slot_index"], json!([0, 1]));
+    let rank =
+        |number| json!({"rank": number, "slot_index": number, "process": number, "heals": false});
+    assert_eq!(assignment.json["ranks"], json!([rank(0), rank(1)]));
     assert_eq!(
         (&assignment.json["world_size"], &assignment.json["resume"]),
         (&json!(2), &Value::Null)
@@ -144,9 +159,43 @@ async fn an_attempt_whose_ranks_have_left_is_its_nodes_own_until_the_node_says_f
 }
 
 #[sqlx::test(migrations = "../migrations")]
-async fn a_killed_rank_is_the_verdict_and_the_job_goes_on_from_its_checkpoint(pool: PgPool) {
+async fn a_killed_rank_is_replaced_in_its_slot_under_the_next_generation_of_the_attempt(
+    pool: PgPool,
+) {
     let server = Server::new(pool).await;
     let (agent, job, fence) = placed(&server, 2).await;
+    let f = &fence;
+    agent.report(&server, &[(1, f, formed(0)), (2, f, steps(0, &[9.0, 8.0]))]).await;
+    let complaint = failed("not_entered", Some(1), json!({"missing": [1]}));
+    let broken = [(3, f, exited(1, None, Some(9))), (4, f, complaint), (5, f, steps(2, &[7.0]))];
+    let answer = agent.report(&server, &broken).await;
+    assert_eq!(answer["lost"], json!([]), "its node goes on, under the old fence until it hears");
+    let now = view(&server, &job).await;
+    assert_eq!((&now["state"], &now["generation"]), (&json!("active"), &json!(2)));
+    assert_eq!(now["attempts"][0]["state"], "recovering");
+    assert_eq!(now["failures"].as_array().unwrap().len(), 1);
+    let next = agent.assignment(&server).await;
+    let rank = |rank, process, heals| json!({"rank": rank, "slot_index": rank, "process": process, "heals": heals});
+    assert_eq!(next.json["ranks"], json!([rank(0, 0, false), rank(1, 2, true)]));
+    assert_eq!((&next.json["generation"], &next.json["steps_reported"]), (&json!(2), &json!(3)));
+    assert_eq!(agent.heartbeat(&server, &[&fence]).await, json!([]), "it has yet to hear");
+    let f = &next.fence();
+    let again = [(6, f, formed(3)), (7, f, steps(2, &[7.0, 6.0]))];
+    agent.report(&server, &again).await;
+    let now = view(&server, &job).await;
+    assert_eq!((&now["attempts"][0]["state"], &now["steps_done"]), (&json!("running"), &json!(4)));
+    assert_eq!(now["attempts"][0]["groups"].as_array().unwrap().len(), 2);
+    assert_eq!(points(&part(&server, &job, "metrics").await, "train/loss").len(), 4);
+    let nodes = server.get("/v1/nodes", &server.first.token).await.json();
+    assert!(
+        nodes["nodes"][0]["slots"].as_array().unwrap().iter().all(|slot| slot["is_busy"] == true)
+    );
+}
+
+#[sqlx::test(migrations = "../migrations")]
+async fn a_killed_rank_is_the_verdict_and_the_job_goes_on_from_its_checkpoint(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let (agent, job, fence) = placed_in_parts(&server, 2).await;
     let f = &fence;
     agent.report(&server, &[(1, f, formed(0)), (2, f, steps(0, &[9.0, 8.0, 7.0, 6.0]))]).await;
     agent.checkpoint(&server, f, 3, b"weights after three steps").await;
@@ -209,7 +258,7 @@ async fn a_killed_rank_is_the_verdict_and_the_job_goes_on_from_its_checkpoint(po
 #[sqlx::test(migrations = "../migrations")]
 async fn a_symptom_waits_for_its_cause_and_is_the_verdict_if_none_comes(pool: PgPool) {
     let server = Server::new(pool).await;
-    let (agent, job, fence) = placed(&server, 2).await;
+    let (agent, job, fence) = placed_in_parts(&server, 2).await;
     let stuck = failed("not_entered", Some(1), json!({"missing": [1], "nul\u{0}": "\u{0}"}));
     agent.report(&server, &[(1, &fence, formed(0)), (2, &fence, stuck)]).await;
     reconciled(&server).await;
@@ -235,7 +284,8 @@ async fn of_failures_filed_at_one_time_the_first_is_the_verdict(pool: PgPool) {
         // What its node is blamed for is long ago.
         server.clock.advance(Duration::from_secs(600));
         agent.poll(&server, 0).await;
-        let job = agent.place_job(&server, 2).await;
+        let job = agent.submit_with(&server, in_parts(2)).await;
+        reconciled(&server).await;
         let fence = agent.assignment(&server).await.fence();
         let (f, seq) = (&fence, 10 * round);
         let complaint = failed("not_entered", Some(1), json!({"missing": [1]}));

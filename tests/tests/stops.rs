@@ -33,9 +33,10 @@ async fn assert_undisturbed(service: &Service, id: JobId, whole: JobId) -> anyho
 async fn a_job_that_was_paused_or_moved_has_the_curve_of_one_that_was_left_alone()
 -> anyhow::Result<()> {
     let mut service = Service::start(1).await?;
-    let whole = service.train(JOB, LONG).await?.summary.id;
+    let settings = [LONG, &["gang.ranks=1"]].concat();
+    let whole = service.train(JOB, &settings).await?.summary.id;
 
-    let id = service.submit(JOB, LONG)?.summary.id;
+    let id = service.submit(JOB, &settings)?.summary.id;
     midway(&service, id, 60).await?;
     service.client.pause(id).await?;
     let paused = |job: &JobView| job.summary.state == JobState::Paused;
@@ -45,7 +46,7 @@ async fn a_job_that_was_paused_or_moved_has_the_curve_of_one_that_was_left_alone
     assert_undisturbed(&service, id, whole).await?;
 
     service.add_agent("second", 1).await?;
-    let id = service.submit(JOB, LONG)?.summary.id;
+    let id = service.submit(JOB, &settings)?.summary.id;
     let there = midway(&service, id, 60).await?.attempts[0].ranks[0].node_name.clone();
     service.client.drain_node(&there).await?;
     assert_undisturbed(&service, id, whole).await?;

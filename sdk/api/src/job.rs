@@ -64,6 +64,7 @@ pub struct JobView {
     /// Newest first.
     pub checkpoints: Vec<CheckpointView>,
     /// The faults that the job asked for, in its order, and what became of them.
+    #[serde(default)]
     pub faults: Vec<FaultView>,
     /// The last value of each metric, by name: `eval/loss`, `eval/accuracy`, `train/loss`.
     pub metrics: std::collections::BTreeMap<String, f64>,
@@ -89,6 +90,7 @@ pub struct AttemptView {
     /// Its ranks in order.
     pub ranks: Vec<RankView>,
     /// The groups that its ranks formed, one after the other: another one after each repair.
+    #[serde(default)]
     pub groups: Vec<GroupView>,
     /// When it was placed.
     pub created_at: DateTime<Utc>,
