@@ -293,7 +293,7 @@ async fn of_failures_filed_at_one_time_the_first_is_the_verdict(pool: PgPool) {
             (seq + 1, f, formed(0)),
             (seq + 2, f, complaint),
             (seq + 3, f, exited(0, Some(1), None)),
-            (seq + 4, f, exited(1, None, Some(9))),
+            (seq + 4, f, exited(1, Some(1), None)),
             (seq + 5, f, json!({"kind": "stopped"})),
         ];
         agent.report(&server, &batch).await;

@@ -147,7 +147,8 @@ async fn a_verdict_stands_in_the_log_behind_what_its_ranks_said(pool: PgPool) {
         .collect();
     let verdict = "verdict peer_gone (blamed on infrastructure): rank 1 on node alpha was ended by SIGKILL (9) in step 5, \
                    phase backward";
-    assert_eq!(texts, ["ouch", verdict]);
+    let repair = "repaired in place, generation 2: a new process for rank 1, the others go on";
+    assert_eq!(texts, ["ouch", verdict, repair]);
     assert_eq!(said(&server, &job).await[0].0, "error");
 }
 

@@ -134,6 +134,8 @@ async fn what_an_attempt_resumes_from_stays_while_it_lives_and_no_longer(pool: P
     let (job, fence) = placed(&server, &agent, json!({"keep_last": 1})).await;
     publish(&server, &agent, &fence, 3).await;
     agent.report(&server, &[(1, &fence, exited(0, None, Some(9)))]).await;
+    server.clock.advance(std::time::Duration::from_secs(2));
+    agent.poll(&server, 0).await;
     reconciled(&server).await;
 
     let resumed = agent.assignment(&server).await;

@@ -46,6 +46,7 @@ impl Trainer<()> {
         };
         match met.and_then(|()| trainer.ready.settle(&timeline, shard)) {
             Ok(()) => {
+                trainer.announce();
                 if !joining.is_anew {
                     trainer.describe();
                 }

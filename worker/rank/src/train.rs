@@ -116,7 +116,6 @@ impl Trainer {
     /// # Errors
     /// What ended it.
     pub(crate) fn run(&mut self) -> Result<(), Failure> {
-        self.announce();
         self.begin_pause()?;
         let steps_total = self.ready.schedule.steps_total();
         loop {

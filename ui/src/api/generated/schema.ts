@@ -862,7 +862,7 @@ export interface components {
             /** @description Fencing number it was placed under. */
             generation: components["schemas"]["Generation"];
             /** @description The groups that its ranks formed, one after the other: another one after each repair. */
-            groups: components["schemas"]["GroupView"][];
+            groups?: components["schemas"]["GroupView"][];
             /** @description Its id. */
             id: components["schemas"]["AttemptId"];
             /**
@@ -1862,7 +1862,7 @@ export interface components {
             /** @description Newest first. */
             failures: components["schemas"]["FailureView"][];
             /** @description The faults that the job asked for, in its order, and what became of them. */
-            faults: components["schemas"]["FaultView"][];
+            faults?: components["schemas"]["FaultView"][];
             /** @description The fencing number. */
             generation: components["schemas"]["Generation"];
             /** @description The last value of each metric, by name: `eval/loss`, `eval/accuracy`, `train/loss`. */

@@ -147,6 +147,10 @@ impl Gang {
             if self.messages[rank].contains(&RankMessage::Done) {
                 self.say(rank, &AgentMessage::Released);
             }
+            let is_waiting = |it: &RankMessage| matches!(it, RankMessage::Interrupted { .. });
+            if self.messages[rank].iter().any(is_waiting) {
+                self.say(rank, &AgentMessage::Stop);
+            }
         }
         let mut open = self.children.len();
         while 0 < open {
@@ -158,8 +162,11 @@ impl Gang {
             match message {
                 None => open -= 1,
                 Some(message) => {
-                    if message == RankMessage::Done {
-                        self.say(rank, &AgentMessage::Released);
+                    match &message {
+                        RankMessage::Done => self.say(rank, &AgentMessage::Released),
+                        // There is no next group here.
+                        RankMessage::Interrupted { .. } => self.say(rank, &AgentMessage::Stop),
+                        _ => {}
                     }
                     self.messages[rank].push(message);
                 }
@@ -227,7 +234,7 @@ impl Outcome {
     pub(crate) fn failure(&self, rank: usize) -> &FailureReport {
         let said = &self.messages[rank];
         let failed = said.iter().find_map(|message| match message {
-            RankMessage::Failed(report) => Some(report),
+            RankMessage::Failed(report) | RankMessage::Interrupted { report, .. } => Some(report),
             _ => None,
         });
         failed.unwrap_or_else(|| panic!("rank {rank} said {said:?}"))
