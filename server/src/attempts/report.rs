@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
+use chrono::{DateTime, Utc};
 use lockstep_api::{
     AttemptId, ClockAnchor, Fence, Generation, JobEventKind, JobId, MAX_SPANS, NamedValue,
-    NumberedReport, Rank, Report, ReportResponse, ReportedLine, Step, StepReport, StepSpans,
+    NumberedReport, Rank, RankExit, Report, ReportResponse, ReportedLine, Step, StepReport,
+    StepSpans,
 };
 use lockstep_core::{Event, StepError, Word};
 use sqlx::PgConnection;
@@ -114,14 +116,7 @@ async fn one(
             return Ok(answer);
         }
         Report::FaultInjected { index, at } => {
-            let answer = last_words(drive, node, fence);
-            let attempt = drive.attempt(id).filter(|_| answer.is_ok());
-            if let Some(LockedAttempt { project_id, job_id, .. }) = attempt {
-                let fault = (*project_id, *job_id, index);
-                let at = storable_time(at);
-                progress::insert_fault(db, fault, (id, generation), at).await?;
-            }
-            return Ok(answer);
+            return injected(drive, db, last_words(drive, node, fence), fence, (index, at)).await;
         }
         Report::GroupFormed { .. } => {
             let answer = drive.step(db, id, said(Word::Formed)).await?;
@@ -161,15 +156,8 @@ async fn one(
             return Ok(answer);
         }
         Report::RankExited { rank, exit } => {
-            let gang = drive.attempt(id).map(|attempt| &attempt.core.gang);
-            let member = gang.and_then(|gang| gang.members.get(&rank));
-            let process =
-                member.filter(|it| it.first_generation <= generation).map(|it| it.process);
-            let answer = drive.step(db, id, said(Word::RankExited { rank, exit })).await?;
-            if let (Ok(()), Some(process)) = (&answer, process) {
-                store::record_exit(db, id, process, exit).await?;
-            }
-            return Ok(answer);
+            return exited(drive, db, fence, said(Word::RankExited { rank, exit }), (rank, exit))
+                .await;
         }
         Report::Failed(failure) => Word::Failed(failure),
         Report::Finished => Word::Finished,
@@ -207,6 +195,40 @@ async fn started(
         if let Some(job) = drive.attempt(id).map(|attempt| attempt.job_id) {
             drive.note(job, JobEventKind::State);
         }
+    }
+    Ok(answer)
+}
+
+/// A fault that the job asked for has happened.
+async fn injected(
+    drive: &Drive<'_>,
+    db: &mut PgConnection,
+    answer: Result<(), StepError>,
+    Fence { attempt_id, generation }: Fence,
+    (index, at): (i32, DateTime<Utc>),
+) -> Result<Result<(), StepError>, Problem> {
+    let attempt = drive.attempt(attempt_id).filter(|_| answer.is_ok());
+    if let Some(LockedAttempt { project_id, job_id, .. }) = attempt {
+        let fault = (*project_id, *job_id, index);
+        progress::insert_fault(db, fault, (attempt_id, generation), storable_time(at)).await?;
+    }
+    Ok(answer)
+}
+
+/// A rank's process is gone: the one that it had under the word's generation.
+async fn exited(
+    drive: &mut Drive<'_>,
+    db: &mut PgConnection,
+    Fence { attempt_id, generation }: Fence,
+    event: Event,
+    (rank, exit): (Rank, RankExit),
+) -> Result<Result<(), StepError>, Problem> {
+    let gang = drive.attempt(attempt_id).map(|attempt| &attempt.core.gang);
+    let member = gang.and_then(|gang| gang.members.get(&rank));
+    let process = member.filter(|it| it.first_generation <= generation).map(|it| it.process);
+    let answer = drive.step(db, attempt_id, event).await?;
+    if let (Ok(()), Some(process)) = (&answer, process) {
+        store::record_exit(db, attempt_id, process, exit).await?;
     }
     Ok(answer)
 }

@@ -45,7 +45,10 @@ pub(crate) enum Farewell {
 
 /// The attempts whose ranks live here, for heartbeats.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Living(Arc<Mutex<BTreeMap<AttemptId, (Generation, Arc<Positions>)>>>);
+pub(crate) struct Living(Arc<Mutex<LivingAttempts>>);
+
+/// Each under its newest generation.
+type LivingAttempts = BTreeMap<AttemptId, (Generation, Arc<Positions>)>;
 
 impl Living {
     /// The attempt lives, under this generation.
@@ -71,7 +74,7 @@ impl Living {
         running.collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<AttemptId, (Generation, Arc<Positions>)>> {
+    fn lock(&self) -> MutexGuard<'_, LivingAttempts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

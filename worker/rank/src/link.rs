@@ -66,10 +66,19 @@ struct Queue {
     is_writing: bool,
     is_released: bool,
     dropped_lines: u64,
-    /// The newest that has come and was not taken.
-    seat: Option<Seat>,
-    /// The group after the last seat is to be given up.
-    is_interrupted: bool,
+    next: Next,
+}
+
+/// What is known of the group after the one that was joined last.
+#[derive(Debug, Default)]
+enum Next {
+    /// Nothing: that one goes on.
+    #[default]
+    Unknown,
+    /// That one is to be given up.
+    Lost,
+    /// The place in the next one.
+    Seat(Seat),
 }
 
 impl AgentLink {
@@ -170,9 +179,7 @@ impl AgentLink {
     /// What gives up the group that is joined now; at once, if that is known to be lost already.
     pub(crate) fn interrupts(&self, interrupt: &Interrupt) {
         *self.interrupt() = interrupt.clone();
-        let queue = self.lock();
-        let is_lost = queue.is_interrupted || queue.seat.is_some();
-        drop(queue);
+        let is_lost = !matches!(self.lock().next, Next::Unknown);
         if is_lost {
             interrupt.raise();
         }
@@ -180,10 +187,15 @@ impl AgentLink {
 
     /// The place in the next group, when it comes. `None`: the rank is to leave instead.
     pub(crate) fn next_seat(&self) -> Option<Seat> {
-        let is_over = |queue: &Queue| queue.seat.is_some() || self.is_stop_requested();
-        self.wait_until(NEXT_GROUP_LIMIT, is_over);
-        let seat = self.lock().seat.take();
-        seat.filter(|_| !self.is_stop_requested())
+        let is_over =
+            |queue: &Queue| matches!(queue.next, Next::Seat(_)) || self.is_stop_requested();
+        if !self.wait_until(NEXT_GROUP_LIMIT, is_over) || self.is_stop_requested() {
+            return None;
+        }
+        match std::mem::take(&mut self.lock().next) {
+            Next::Seat(seat) => Some(seat),
+            Next::Unknown | Next::Lost => None,
+        }
     }
 
     fn give_up_group(&self) {
@@ -250,7 +262,7 @@ impl AgentLink {
                     self.shared.changed.notify_all();
                 }
                 Ok(Ok(AgentMessage::Interrupt)) => {
-                    self.lock().is_interrupted = true;
+                    self.lock().next = Next::Lost;
                     self.give_up_group();
                 }
                 Ok(Ok(AgentMessage::Regroup(regroup))) => {
@@ -260,9 +272,7 @@ impl AgentLink {
                     };
                     // Whoever is still in the old group hears it here; before anybody can sit down in the new one.
                     self.give_up_group();
-                    let mut queue = self.lock();
-                    (queue.seat, queue.is_interrupted) = (Some(seat), false);
-                    drop(queue);
+                    self.lock().next = Next::Seat(seat);
                     self.shared.changed.notify_all();
                 }
                 Ok(Ok(AgentMessage::Released)) => {

@@ -12,7 +12,7 @@ impl Trainer {
     /// # Errors
     /// The group is dead.
     pub(crate) fn begin_pause(&mut self) -> Result<(), Failure> {
-        self.is_pausing = true;
+        self.standing.is_pausing = true;
         let longest = self.spec.timeouts.effective().pause();
         let said = self.ready.reducer.announce_pause(longest);
         said.map_err(|error| Failure::of_group(&error))
@@ -23,7 +23,7 @@ impl Trainer {
     /// # Errors
     /// The group is dead.
     pub(crate) fn end_pause(&mut self) -> Result<(), Failure> {
-        if !std::mem::take(&mut self.is_pausing) {
+        if !std::mem::take(&mut self.standing.is_pausing) {
             return Ok(());
         }
         self.ready.reducer.end_pause().map_err(|error| Failure::of_group(&error))

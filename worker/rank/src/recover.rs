@@ -25,7 +25,7 @@ pub(crate) struct Joining {
 }
 
 /// A trainer without a group, and why.
-pub(crate) type Interrupted = (Trainer<()>, Failure);
+pub(crate) type Interrupted = Box<(Trainer<()>, Failure)>;
 
 impl Trainer<()> {
     /// Joins a group: compares what all must see alike, or takes over the state of whoever is furthest.
@@ -52,7 +52,7 @@ impl Trainer<()> {
                 }
                 Ok(trainer)
             }
-            Err(failure) => Err((trainer.leave_group(), failure)),
+            Err(failure) => Err(Box::new((trainer.leave_group(), failure))),
         }
     }
 
@@ -82,7 +82,7 @@ impl Trainer {
     fn take_over(&mut self, joining: Joining) -> Result<(), Failure> {
         let (rank, world) = (self.ready.reducer.rank(), self.ready.reducer.world_size());
         let mut done = vec![0.0; world];
-        if self.is_healed {
+        if self.standing.is_healed {
             done[rank] = 1.0 + self.ready.next_step as f64;
         }
         self.sum(&mut done)?;
@@ -92,9 +92,9 @@ impl Trainer {
             return Err(Failure::new(FailureCode::HealFailed, message));
         }
         let was_behind = done[rank] < done[source];
-        self.is_healed &= !was_behind;
+        self.standing.is_healed &= !was_behind;
         self.copy_state(source)?;
-        self.is_healed = true;
+        self.standing.is_healed = true;
         if was_behind {
             self.told.begin_at(self.ready.next_step);
         }

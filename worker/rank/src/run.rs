@@ -71,10 +71,10 @@ fn train(config: &RankConfig, link: &AgentLink, position: &Position) -> Result<(
         });
         let joined = match formed {
             Ok(reducer) => alone.join(reducer, joining, config.spec.ddp.shard),
-            Err(error) => Err((alone, Failure::of_group(&error))),
+            Err(error) => Err(Box::new((alone, Failure::of_group(&error)))),
         };
         let (left, failure) = match joined {
-            Err(interrupted) => interrupted,
+            Err(interrupted) => *interrupted,
             Ok(mut trainer) => match trainer.run() {
                 Ok(()) => break trainer,
                 // Told while the group is still there.

@@ -43,9 +43,15 @@ pub(crate) struct Trainer<G = Reducer> {
     pub(crate) told: Told,
     /// What follows the last step, evaluation and checkpoint, is still to be done; and whether all agreed to stop there.
     pub(crate) follow_up: Option<bool>,
+    pub(crate) standing: Standing,
+}
+
+/// How this rank stands with its group.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Standing {
     /// Whether its state is the job's: not that of a process in the place of a lost one until it has taken over another's.
     pub(crate) is_healed: bool,
-    /// Whether a pause is announced to the group.
+    /// Whether a pause is announced.
     pub(crate) is_pausing: bool,
 }
 
@@ -74,8 +80,7 @@ impl Trainer<()> {
             unused: Unused::default(),
             told: Told::default(),
             follow_up: None,
-            is_healed: !config.heals,
-            is_pausing: false,
+            standing: Standing { is_healed: !config.heals, is_pausing: false },
         }
     }
 }
@@ -98,8 +103,7 @@ impl<G> Trainer<G> {
             unused: self.unused,
             told: self.told,
             follow_up: self.follow_up,
-            is_healed: self.is_healed,
-            is_pausing: false,
+            standing: Standing { is_pausing: false, ..self.standing },
         };
         (trainer, old)
     }

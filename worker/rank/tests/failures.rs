@@ -151,7 +151,7 @@ fn a_stopped_rank_is_named_by_the_others_within_the_timeout() {
     };
     let pid = gang.pid(1);
     signal("-STOP", pid);
-    gang.wait_for(|message| matches!(message, RankMessage::Failed(_)));
+    gang.wait_for(|message| matches!(message, RankMessage::Interrupted { .. }));
     gang.kill(1);
     let outcome = gang.finish();
     let report = outcome.failure(0);

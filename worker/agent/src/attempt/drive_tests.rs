@@ -446,38 +446,15 @@ fn act(config: &RankConfig) -> i32 {
             i32::from(hear() != Some(AgentMessage::Released))
         }
         "regroup" if config.rank == Rank(0) => {
-            let mut reading = answers.into_inner();
-            let (text, descriptors) = hear_with_descriptors(&mut reading);
-            assert!(text.contains("\"interrupt\"") && text.contains("\"regroup\""), "{text}");
-            let next = text.lines().last().unwrap();
-            let AgentMessage::Regroup(next) = serde_json::from_str(next).unwrap() else { return 4 };
-            assert_eq!(
-                (next.generation.0, next.steps_reported),
-                (config.generation.0 + 1, Step(41))
-            );
-            assert_eq!((next.world_size, next.network), (3, None));
-            assert_eq!(descriptors.len(), 1);
-            let own = lockstep_shm::group_memory_bytes(&descriptors[0]).unwrap();
-            assert!(0 < own);
-            say(&RankMessage::Done);
-            let mut last = String::new();
-            BufReader::new(reading).read_line(&mut last).unwrap();
-            i32::from(!last.contains("released"))
+            let reading = answers.into_inner();
+            meet_next_group(config, reading, &mut say)
         }
         "panic" => {
             writeln!(std::io::stderr(), "something is off").unwrap();
             101
         }
         "fail" if config.rank == Rank(1) => {
-            // Much is still on its way when the rank is gone.
-            for _ in 0..3000 {
-                let (source, level) = (LogSource::Guest, LogLevel::Info);
-                say(&RankMessage::Log { source, level, text: "almost there".to_owned() });
-            }
-            say(&RankMessage::Failed(own_failure(
-                FailureCode::GuestTrap,
-                "unreachable".to_owned(),
-            )));
+            fail_with_much_to_say(&mut say);
             1
         }
         "complain" if config.rank == Rank(0) => {
@@ -493,6 +470,37 @@ fn act(config: &RankConfig) -> i32 {
             3
         }
     }
+}
+
+/// Much is still on its way when the rank is gone.
+fn fail_with_much_to_say(say: &mut impl FnMut(&RankMessage)) {
+    for _ in 0..3000 {
+        let (source, level) = (LogSource::Guest, LogLevel::Info);
+        say(&RankMessage::Log { source, level, text: "almost there".to_owned() });
+    }
+    let trap = own_failure(FailureCode::GuestTrap, "unreachable".to_owned());
+    say(&RankMessage::Failed(trap));
+}
+
+/// A rank that goes on: it is told of the next group and handed its memory.
+fn meet_next_group(
+    config: &RankConfig,
+    mut reading: UnixStream,
+    say: &mut impl FnMut(&RankMessage),
+) -> i32 {
+    let (text, descriptors) = hear_with_descriptors(&mut reading);
+    assert!(text.contains("\"interrupt\"") && text.contains("\"regroup\""), "{text}");
+    let next = text.lines().last().unwrap();
+    let AgentMessage::Regroup(next) = serde_json::from_str(next).unwrap() else { return 4 };
+    assert_eq!((next.generation.0, next.steps_reported), (config.generation.0 + 1, Step(41)));
+    assert_eq!((next.world_size, next.network), (3, None));
+    assert_eq!(descriptors.len(), 1);
+    let own = lockstep_shm::group_memory_bytes(&descriptors[0]).unwrap();
+    assert!(0 < own);
+    say(&RankMessage::Done);
+    let mut last = String::new();
+    BufReader::new(reading).read_line(&mut last).unwrap();
+    i32::from(!last.contains("released"))
 }
 
 /// Everything that comes until descriptors have come.
