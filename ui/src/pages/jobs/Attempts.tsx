@@ -25,7 +25,7 @@ export function Attempts({ attempts }: { attempts: AttemptView[] }) {
 
 function summary(attempt: AttemptView): string {
   const parts = [`generation ${attempt.generation}`, `from step ${attempt.first_step}`];
-  const repairs = attempt.groups.length - 1;
+  const repairs = (attempt.groups ?? []).length - 1;
   if (0 < repairs) {
     parts.push(`repaired in place ${repairs === 1 ? "once" : `${repairs} times`}`);
   }

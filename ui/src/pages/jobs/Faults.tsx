@@ -1,7 +1,7 @@
 import { Card, Table, Title } from "@mantine/core";
 import type { JobView } from "../../api/client";
 
-type Fault = JobView["faults"][number];
+type Fault = NonNullable<JobView["faults"]>[number];
 
 /** The faults that the job asked for, and what became of them. Nothing for a job without. */
 export function Faults({ faults }: { faults: Fault[] }) {

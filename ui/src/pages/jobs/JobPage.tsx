@@ -40,7 +40,7 @@ export function JobPage({ jobId }: { jobId: string }) {
           <LossCurve series={metrics.data ?? []} />
         )}
       </Card>
-      <Faults faults={job.data.faults} />
+      <Faults faults={job.data.faults ?? []} />
       {!isOver && <Arrivals jobId={jobId} />}
       <Attempts attempts={job.data.attempts} />
       <Checkpoints checkpoints={job.data.checkpoints} />
