@@ -286,6 +286,19 @@ impl Attempt {
                 }
             };
         let generation = self.gang.generation;
+        if is_at_work && self.is_judged() {
+            let report = failure.report.clone();
+            effects.push(Effect::File { failure, generation, standing: Standing::Effect });
+            // Who is missed is missed again by the next group; who is gone needs a place in it.
+            let gone = (BTreeSet::new(), Slots::Same);
+            return self.repair_or_end(
+                gone,
+                &report,
+                AttemptOutcome::Failed,
+                effects,
+                (terms, now),
+            );
+        }
         if is_verdict {
             let report = failure.report.clone();
             effects.push(Effect::File { failure, generation, standing: Standing::Verdict });
@@ -327,8 +340,8 @@ impl Attempt {
                 let report =
                     verdict::of_node(format!("node {name} stopped its ranks without being asked"));
                 let failure = Failure { report: report.clone(), node: Some(node) };
-                let generation = self.gang.generation;
-                effects.push(Effect::File { failure, generation, standing: Standing::Verdict });
+                let (generation, standing) = (self.gang.generation, self.standing());
+                effects.push(Effect::File { failure, generation, standing });
                 let lost = self.gang.ranks_of(node);
                 self.repair_or_end(
                     (lost, Slots::Elsewhere),
@@ -362,8 +375,8 @@ impl Attempt {
             stage if stage.is_at_work() && was_unfinished => {
                 let report = verdict::of_node(loss.sentence(&self.gang.node_name(node)));
                 let failure = Failure { report: report.clone(), node: Some(node) };
-                let generation = self.gang.generation;
-                effects.push(Effect::File { failure, generation, standing: Standing::Verdict });
+                let (generation, standing) = (self.gang.generation, self.standing());
+                effects.push(Effect::File { failure, generation, standing });
                 let slots = match loss {
                     NodeLoss::LeaseExpired | NodeLoss::OrphanGracePassed => Slots::Elsewhere,
                     // There is an agent again.
@@ -416,19 +429,27 @@ impl Attempt {
                 if self.gang.suspect.as_ref().is_some_and(is_due) {
                     return self.promote(vec![], (terms, now));
                 }
-                let failed = if self.gang.lease_expires_at <= now {
+                let generation = self.gang.generation;
+                if self.gang.lease_expires_at <= now {
                     let report = verdict::of_node("no node renewed the attempt's lease".to_owned());
-                    Some((Failure { report, node: None }, AttemptOutcome::LeaseLost))
-                } else {
-                    let missed = self.gang.missed_rendezvous(now);
-                    missed.map(|failure| (failure, AttemptOutcome::Failed))
-                };
-                if let Some((failure, outcome)) = failed {
-                    let (report, generation) = (failure.report.clone(), self.gang.generation);
-                    let file = Effect::File { failure, generation, standing: Standing::Verdict };
-                    return self.conclude(&report, outcome, vec![file], (terms, now));
+                    let (failure, standing) = (Failure { report, node: None }, self.standing());
+                    let effects = vec![Effect::File { failure, generation, standing }];
+                    return self.end(AttemptOutcome::LeaseLost, Blame::Infrastructure, effects);
                 }
-                self.tick_vacant(terms, now)
+                if self.is_judged() {
+                    return self.tick_vacant(terms, now);
+                }
+                if let Some(failure) = self.gang.missed_rendezvous(now) {
+                    let report = failure.report.clone();
+                    let file = Effect::File { failure, generation, standing: Standing::Verdict };
+                    return self.conclude(
+                        &report,
+                        AttemptOutcome::Failed,
+                        vec![file],
+                        (terms, now),
+                    );
+                }
+                (self, vec![])
             }
         }
     }

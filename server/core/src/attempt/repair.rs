@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use chrono::{DateTime, Utc};
 use lockstep_api::{AttemptOutcome, Blame, FailureCode, FailureReport, NodeId, Rank};
 
-use super::gang::{Gang, Place, Readiness};
+use super::gang::{Gang, Member, Place, Readiness};
 use super::words::{Effect, Replacement, StepError, Word};
 use super::{Attempt, Stage, Stepped, Terms};
 use crate::lease::delta;
@@ -62,6 +62,16 @@ impl Attempt {
         self.repair_or_end((lost, Slots::Same), report, outcome, effects, at)
     }
 
+    /// Whether the present generation has its verdict already and lives on only until there are slots for the next one.
+    pub(super) fn is_judged(&self) -> bool {
+        !self.gang.vacant().is_empty()
+    }
+
+    /// What a failure is that would end a group: of one generation only the first is the verdict.
+    pub(super) fn standing(&self) -> Standing {
+        if self.is_judged() { Standing::Effect } else { Standing::Verdict }
+    }
+
     /// Replaces the ranks that are lost, or ends the attempt.
     pub(super) fn repair_or_end(
         mut self,
@@ -74,33 +84,28 @@ impl Attempt {
         lost.retain(|rank| self.gang.members.contains_key(rank));
         // Who is known to be gone is lost as well, whoever was named.
         lost.extend(self.gang.with_place(Place::Gone));
+        let is_judged = self.is_judged();
         let is_paid = !self.gang.has_progressed;
-        let can_go_on = self.gang.has_copies
+        let may_be_repaired = self.gang.has_copies
             && is_repairable(report)
             && self.stage != Stage::Placing
             && !lost.is_empty()
-            && (!is_paid || terms.can_pay)
-            && self.gang.has_survivor(&lost);
-        if !can_go_on {
-            return self.end(outcome, report.code.blame(), effects);
+            && (!is_paid || terms.can_pay);
+        if !(is_judged || may_be_repaired) || !self.gang.has_survivor(&lost) {
+            // What was judged first was a matter of machines or links.
+            let blame = if is_judged { Blame::Infrastructure } else { report.code.blame() };
+            return self.end(outcome, blame, effects);
         }
-        for rank in lost {
-            let Some(member) = self.gang.members.get_mut(&rank) else { continue };
-            let goes_elsewhere =
-                slots == Slots::Elsewhere || self.gang.shunned.contains(&member.node);
-            if goes_elsewhere && member.place != Place::Vacant {
-                effects.push(Effect::Evict { rank });
-                member.place = Place::Vacant;
-            } else if member.place != Place::Vacant {
-                member.place = Place::Gone;
-            }
+        effects.extend(self.gang.give_up(&lost, slots));
+        if is_judged {
+            return (self, effects);
         }
         self.gang.suspect = None;
         self.stage = Stage::Recovering { since: now };
-        match self.gang.vacant().is_empty() {
-            true => self.begin(&BTreeMap::new(), effects, (terms, now)),
+        match self.is_judged() {
+            false => self.begin(&BTreeMap::new(), effects, (terms, now)),
             // Whoever is lost beside them waits for the same generation.
-            false => (self, effects),
+            true => (self, effects),
         }
     }
 
@@ -110,7 +115,8 @@ impl Attempt {
             places.into_iter().map(|place| (place.rank, place)).collect();
         let is_wanted = self.stage.is_at_work()
             && !places.is_empty()
-            && self.gang.vacant().iter().eq(places.keys());
+            && self.gang.vacant().iter().eq(places.keys())
+            && self.gang.has_survivor(&BTreeSet::new());
         if !is_wanted {
             return (self, vec![]);
         }
@@ -127,7 +133,7 @@ impl Attempt {
         let is_paid = !self.gang.has_progressed;
         let gang = &mut self.gang;
         gang.generation = gang.generation.next();
-        gang.has_progressed = false;
+        (gang.has_progressed, gang.suspect) = (false, None);
         let mut replacements = Vec::new();
         for (&rank, member) in &mut gang.members {
             member.readiness = Readiness::default();
@@ -158,8 +164,7 @@ impl Attempt {
     pub(super) fn tick_vacant(self, terms: Terms, now: DateTime<Utc>) -> Stepped {
         match self.stage {
             Stage::Recovering { since }
-                if !self.gang.vacant().is_empty()
-                    && since + delta(terms.timeouts.formation()) <= now =>
+                if self.is_judged() && since + delta(terms.timeouts.formation()) <= now =>
             {
                 self.end(AttemptOutcome::LeaseLost, Blame::Infrastructure, vec![])
             }
@@ -211,6 +216,32 @@ impl Attempt {
 }
 
 impl Gang {
+    /// Of lost ranks: which are gone, and which are given up because they go elsewhere.
+    fn give_up(&mut self, lost: &BTreeSet<Rank>, slots: Slots) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        let goes_elsewhere =
+            |member: &Member| slots == Slots::Elsewhere || self.shunned.contains(&member.node);
+        let elsewhere: BTreeSet<Rank> = (self.members.iter())
+            .filter(|(rank, member)| lost.contains(rank) && goes_elsewhere(member))
+            .map(|(rank, _)| *rank)
+            .collect();
+        let slots_are_awaited = !elsewhere.is_empty() || !self.vacant().is_empty();
+        for (&rank, member) in &mut self.members {
+            if !lost.contains(&rank) || member.place == Place::Vacant {
+                continue;
+            }
+            // A slot that is free may be another job's by the time there are slots for the others.
+            let is_free = member.place == Place::Gone;
+            if elsewhere.contains(&rank) || (slots_are_awaited && is_free) {
+                effects.push(Effect::Evict { rank });
+                member.place = Place::Vacant;
+            } else if !slots_are_awaited {
+                member.place = Place::Gone;
+            }
+        }
+        effects
+    }
+
     fn with_place(&self, place: Place) -> impl Iterator<Item = Rank> {
         self.members.iter().filter(move |(_, it)| it.place == place).map(|(rank, _)| *rank)
     }

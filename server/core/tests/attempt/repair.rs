@@ -170,3 +170,136 @@ fn an_attempt_ends_when_nobody_has_the_state_or_the_job_itself_is_at_fault() {
     let (leaving, _) = go(at_work(&[1, 1]), &[(0, says(1, exit(1, Some(0), None)))]);
     assert!(is_over(leaving, death(0)), "the others have finished and left");
 }
+
+/// A gang that waits for slots for rank 1, whose node is silent.
+fn awaiting_slots() -> Attempt {
+    let lost = Event::NodeLost { node: node(2), loss: NodeLoss::LeaseExpired };
+    go(at_work(&[1, 2, 3, 4]), &[(0, lost)]).0
+}
+
+#[test]
+fn what_breaks_while_slots_are_awaited_is_no_second_verdict_and_whoever_is_lost_gets_one_too() {
+    let waiting = awaiting_slots();
+    let more = [
+        (1, says(1, failed(FailureCode::PeerGone, Some(1)))),
+        (2, says(1, failed(FailureCode::GuestTrap, Some(0)))),
+        (3, says(3, exit(2, None, Some(9)))),
+        (4, Event::Tick),
+        (5, Event::NodeLost { node: node(4), loss: NodeLoss::LeaseExpired }),
+    ];
+    let (attempt, effects) = go(waiting.clone(), &more);
+    let filed = filed(&effects);
+    assert_eq!(filed.len(), 4);
+    assert!(filed.iter().all(|it| it.2 == Standing::Effect), "{filed:?}");
+    assert!(!effects.contains(&Effect::PromoteSuspect));
+    assert_eq!(attempt.gang.vacant(), [1, 2, 3].map(Rank).into());
+    assert_eq!(attempt.stage, Stage::Recovering { since: at(0) }, "the wait is not longer for it");
+    let places = [1, 2, 3].map(|rank| elsewhere(rank, 5)).to_vec();
+    let (begun_again, effects) = go(attempt.clone(), &[(6, Event::Refilled(places))]);
+    assert_eq!((begun(&effects).len(), begun_again.gang.suspect), (1, None));
+    let (ended, effects) = go(attempt, &[(7, says(1, exit(0, Some(1), None)))]);
+    assert_eq!(ended.stage, Stage::Ended(AttemptOutcome::Failed), "nobody has the state");
+    assert_eq!(effects.last(), Some(&over(AttemptOutcome::Failed, Blame::Infrastructure)));
+}
+
+#[test]
+fn ranks_that_nobody_renews_do_not_wait_for_slots() {
+    let (ended, effects) = go(awaiting_slots(), &[(1, Event::Tick), (20_000, Event::Tick)]);
+    assert_eq!(ended.stage, Stage::Ended(AttemptOutcome::LeaseLost));
+    assert_eq!(filed(&effects), [(FailureCode::NodeLost, None, Standing::Effect)]);
+}
+
+/// Of attempts that repair themselves, told as what follows from the state that it meets.
+#[derive(Debug, Clone)]
+enum Turn {
+    /// Said under a generation so many before the present one.
+    Word(u128, i64, Word),
+    /// Whatever else.
+    Event(Event),
+    /// Slots on a node for whoever waits.
+    Refill(u128),
+}
+
+fn any_turn() -> impl Strategy<Value = Turn> {
+    prop_oneof![
+        8 => (1..4u128, prop::sample::select(vec![0, 0, 0, 1]), any_word())
+            .prop_map(|(number, late, word)| Turn::Word(number, late, word)),
+        4 => any_other_event().prop_map(Turn::Event),
+        2 => (1..6u128).prop_map(Turn::Refill),
+    ]
+}
+
+impl Turn {
+    fn event(self, attempt: &Attempt) -> Event {
+        match self {
+            Self::Word(number, late, word) => {
+                let generation = Generation(attempt.gang.generation.0 - late);
+                Event::Said { node: node(number), generation, word }
+            }
+            Self::Event(event) => event,
+            Self::Refill(number) => {
+                let vacant = attempt.gang.vacant();
+                Event::Refilled(vacant.iter().map(|rank| elsewhere(rank.0, number)).collect())
+            }
+        }
+    }
+}
+
+proptest! {
+    /// Whatever arrives: a generation has one verdict at most, and another begins only after it; a process number is given
+    /// once, and only in the place of one that is lost; the end is told once.
+    #[test]
+    fn every_generation_has_one_verdict_and_every_process_one_number(
+        gang in prop::collection::vec(1..4u128, 2..5), shunned in prop::option::of(1..4u128),
+        turns in prop::collection::vec((any_turn(), 0..4_000i64), 0..60),
+    ) {
+        let mut attempt = at_work(&gang);
+        attempt.gang.shunned.extend(shunned.map(node));
+        let (mut ms, mut overs, mut verdicts, mut symptoms) = (0, 0, 0, 0);
+        for (turn, passed) in turns {
+            ms += passed;
+            let before = attempt.clone();
+            let event = turn.event(&before);
+            let Ok((next, effects)) = attempt.clone().step(event, terms(), at(ms)) else { continue };
+            for effect in &effects {
+                match effect {
+                    Effect::File { generation, standing, .. } if *generation == before.gang.generation => {
+                        match standing { Standing::Verdict => verdicts += 1, Standing::Effect => symptoms += 1 }
+                    }
+                    Effect::File { standing, .. } => prop_assert_eq!(*standing, Standing::Effect),
+                    Effect::PromoteSuspect => {
+                        prop_assert!(0 < symptoms, "nothing was filed that could be promoted");
+                        verdicts += 1;
+                    }
+                    Effect::Release { rank } => prop_assert!(before.holds_slot(*rank)),
+                    Effect::Evict { rank } => {
+                        prop_assert!(before.gang.members[rank].place != Place::Vacant);
+                        prop_assert_eq!(next.gang.members[rank].place, Place::Vacant);
+                    }
+                    Effect::Begin { replacements, .. } => {
+                        let numbers: Vec<i32> = replacements.iter().map(|it| it.process).collect();
+                        let given: Vec<i32> = (before.gang.next_process..next.gang.next_process).collect();
+                        prop_assert_eq!(numbers, given);
+                        prop_assert!(next.gang.members.values().all(|it| it.place == Place::Held));
+                        prop_assert_eq!(next.gang.generation, before.gang.generation.next());
+                    }
+                    Effect::Over { .. } => overs += 1,
+                    Effect::Reassign => {}
+                }
+            }
+            prop_assert!(verdicts <= 1, "a second verdict in {before:?}: {effects:?}");
+            let has_begun = !begun(&effects).is_empty();
+            prop_assert_eq!(has_begun, next.gang.generation != before.gang.generation);
+            if has_begun {
+                prop_assert_eq!(verdicts, 1, "a group was given up for no reason");
+                (verdicts, symptoms) = (0, 0);
+            }
+            prop_assert!(verdicts == 0 || next.gang.suspect.is_none() || overs == 1, "{next:?}");
+            if let Stage::Ended(_) = before.stage {
+                prop_assert_eq!(next.stage, before.stage);
+            }
+            attempt = next;
+        }
+        prop_assert_eq!(overs, i32::from(matches!(attempt.stage, Stage::Ended(_))));
+    }
+}
