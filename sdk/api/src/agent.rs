@@ -430,6 +430,15 @@ pub struct FailureReport {
     pub evidence: serde_json::Value,
 }
 
+impl FailureReport {
+    /// The ranks that the evidence says are missing or gone, in the order told.
+    pub fn missing_ranks(&self) -> impl Iterator<Item = Rank> {
+        let listed = self.evidence.get("missing").and_then(|list| list.as_array());
+        let numbers = listed.into_iter().flatten().filter_map(|rank| rank.as_i64());
+        numbers.filter_map(|rank| i32::try_from(rank).ok()).map(Rank)
+    }
+}
+
 /// Publishes a checkpoint whose chunks were all put before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -84,23 +84,16 @@ pub fn grade(report: &FailureReport) -> Grade {
 
 /// The ranks that a failure says are missing or gone: whoever repairs replaces them. None, if it does not know.
 pub fn culprits(report: &FailureReport) -> BTreeSet<Rank> {
-    let missing = report.evidence.get("missing").and_then(|list| list.as_array());
-    let listed = missing.into_iter().flatten().filter_map(|rank| rank.as_i64());
-    let listed = listed.filter_map(|rank| i32::try_from(rank).ok()).map(Rank);
-    listed.chain(report.rank).collect()
+    report.missing_ranks().chain(report.rank).collect()
 }
 
 /// Whether `symptom` leaves it open that `death` caused it. One that names ranks clears all others.
 pub fn could_be_caused_by(symptom: &FailureReport, death: &FailureReport) -> bool {
-    let missing = symptom.evidence.get("missing").and_then(|list| list.as_array());
-    let named: Vec<i64> = missing
-        .map(|list| list.iter().filter_map(|rank| rank.as_i64()).collect())
-        .or_else(|| symptom.rank.map(|rank| vec![i64::from(rank.0)]))
-        .unwrap_or_default();
-    match death.rank {
-        Some(Rank(rank)) => named.is_empty() || named.contains(&i64::from(rank)),
-        None => true,
+    let mut named: BTreeSet<Rank> = symptom.missing_ranks().collect();
+    if named.is_empty() {
+        named.extend(symptom.rank);
     }
+    death.rank.is_none_or(|rank| named.is_empty() || named.contains(&rank))
 }
 
 /// The failure of a rank whose process left in another way than it should have.

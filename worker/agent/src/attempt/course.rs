@@ -300,14 +300,8 @@ impl Course {
     /// Whether the report names other ranks as missing and one of this node may be the cause: itself missing, or the
     /// reason why one of another node left.
     fn complains_of_others(&self, by: Rank, report: &FailureReport) -> bool {
-        1 < self.ranks.len() && missing_ranks(report).any(|rank| rank != by)
+        1 < self.ranks.len() && report.missing_ranks().any(|rank| rank != by)
     }
-}
-
-/// The ranks that a report says are missing.
-pub(crate) fn missing_ranks(report: &FailureReport) -> impl Iterator<Item = Rank> {
-    let listed = report.evidence.get("missing").and_then(Value::as_array).into_iter().flatten();
-    listed.filter_map(|it| it.as_i64().and_then(|it| i32::try_from(it).ok())).map(Rank)
 }
 
 fn peer_gone(gone: &Gone) -> FailureReport {

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::checkpoints::{Checkpoints, Outcome, Written};
-use super::course::{Action, Course, Ending, Gone, Graces, Input, missing_ranks, own_failure};
+use super::course::{Action, Course, Ending, Gone, Graces, Input, own_failure};
 use super::link::{Heard, Socket, Word, serve};
 use super::meet::{self, Seat, Sockets};
 use super::positions::{Positions, process_state};
@@ -581,7 +581,7 @@ impl Drive {
 
     /// Adds to a complaint of missing ranks where those of this node are.
     fn with_positions(&self, mut report: FailureReport) -> FailureReport {
-        let missing: Vec<Rank> = missing_ranks(&report).collect();
+        let missing: Vec<Rank> = report.missing_ranks().collect();
         let mut found = Vec::new();
         for rank in missing {
             let Some(pid) = self.positions.pid(rank) else { continue };
