@@ -197,9 +197,17 @@ pub fn memory_indices(nodes: &[NodeId], transport: Transport) -> Vec<i32> {
     (0..nodes.len()).map(step).collect()
 }
 
-/// Slots for ranks whose processes were lost, one for each rank, on as few nodes as can be; `None` if there are too few.
-/// `nodes` are those that take work.
-pub fn refill(ranks: &BTreeSet<Rank>, slot: &SlotSpec, nodes: &[NodeOffer]) -> Option<Vec<Refill>> {
+/// Slots for ranks whose processes were lost, one for each rank, on as few nodes as can be and on those that are avoided
+/// only for want of others; `None` if there are too few. `nodes` are those that take work.
+pub fn refill(
+    ranks: &BTreeSet<Rank>,
+    (slot, transport): (&SlotSpec, Transport),
+    nodes: &[NodeOffer],
+) -> Option<Vec<Refill>> {
+    if transport == Transport::Shm {
+        // The others' memory is on the node that was lost.
+        return None;
+    }
     let mut nodes: Vec<(&NodeOffer, Vec<&SlotOffer>)> = nodes
         .iter()
         .map(|node| {
@@ -207,7 +215,9 @@ pub fn refill(ranks: &BTreeSet<Rank>, slot: &SlotSpec, nodes: &[NodeOffer]) -> O
             (node, free.collect())
         })
         .collect();
-    nodes.sort_by_key(|(node, free)| (Reverse(free.len()), node.name.clone(), node.node));
+    nodes.sort_by_key(|(node, free)| {
+        (node.is_avoided, Reverse(free.len()), node.name.clone(), node.node)
+    });
     let free = nodes.iter().flat_map(|(node, free)| free.iter().map(move |slot| (*node, *slot)));
     let places: Vec<Refill> = ranks
         .iter()

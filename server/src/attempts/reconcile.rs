@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use chrono::TimeDelta;
 use lockstep_api::{
     AttemptId, AttemptState, DeviceKind, JobEventKind, NodeId, NodeQuarantine, OrganisationId,
-    Transport,
 };
 use lockstep_core::{
     Closed, ClosedNode, Decision, Event, JobEffect, JobEvent, NodeOffer, Placed, Request,
@@ -139,13 +138,9 @@ async fn refill_ranks(app: &App, attempt: Vacancies) -> Result<(), Problem> {
     let mut tx = app.db.system().await?;
     let offers = offers(app, &mut tx).await?.remove(&attempt.organisation_id);
     tx.rollback().await?;
-    let nodes = match attempt.transport {
-        Transport::Shm => vec![],
-        Transport::Auto | Transport::Tcp => offers.unwrap_or_default().open,
-    };
-    let favoured: Vec<NodeOffer> = nodes.iter().filter(|it| !it.is_avoided).cloned().collect();
-    let places = |nodes: &[NodeOffer]| refill(&attempt.ranks, &attempt.slot, nodes);
-    let Some(places) = places(&favoured).or_else(|| places(&nodes)) else { return Ok(()) };
+    let slot = (&attempt.slot, attempt.transport);
+    let nodes = offers.unwrap_or_default().open;
+    let Some(places) = refill(&attempt.ranks, slot, &nodes) else { return Ok(()) };
     let also: Vec<NodeId> = places.iter().map(|place| place.node).collect();
     let mut tx = app.db.system().await?;
     let (jobs, attempts) = ([attempt.job_id], [attempt.id]);

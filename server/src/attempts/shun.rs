@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lockstep_api::{NodeId, Transport};
+use lockstep_api::NodeId;
 use lockstep_core::{NodeOffer, refill};
 use sqlx::PgConnection;
 
@@ -26,7 +26,7 @@ pub(crate) async fn shunned(
         .into_iter()
         .filter(|id| standings.get(id).is_some_and(|it| it.is_shunned()))
         .collect();
-    if shunned.is_empty() || job.spec.ddp.transport == Transport::Shm {
+    if shunned.is_empty() {
         return Ok(BTreeSet::new());
     }
     let organisation = lifecycle::organisation(db, job.id).await?;
@@ -36,7 +36,8 @@ pub(crate) async fn shunned(
     let members = &attempt.core.gang.members;
     shunned.retain(|node| {
         let ranks = members.iter().filter(|(_, it)| it.node == *node).map(|(rank, _)| *rank);
-        refill(&ranks.collect(), &job.spec.gang.slot, &others).is_some()
+        let slot = (&job.spec.gang.slot, job.spec.ddp.transport);
+        refill(&ranks.collect(), slot, &others).is_some()
     });
     Ok(shunned)
 }

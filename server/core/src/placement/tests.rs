@@ -113,6 +113,24 @@ fn a_node_that_is_avoided_gets_what_nobody_else_has_room_for() {
 }
 
 #[test]
+fn lost_ranks_get_free_slots_on_few_nodes_and_on_avoided_ones_last() {
+    let mut beta = node(2, &[false; 4]);
+    beta.is_avoided = true;
+    let nodes = [beta, node(1, &[true, false]), node(3, &[false, true, false])];
+    let found = |ranks: &[i32], transport| {
+        let ranks: BTreeSet<Rank> = ranks.iter().map(|rank| Rank(*rank)).collect();
+        let refills = refill(&ranks, (&SlotSpec::default(), transport), &nodes)?;
+        let places = refills.iter().map(|it| (it.rank.0, it.node.0.as_u128(), it.index));
+        Some(places.collect::<Vec<_>>())
+    };
+    assert_eq!(found(&[2, 5], Transport::Auto), Some(vec![(2, 3, 0), (5, 3, 2)]));
+    let four = vec![(0, 3, 0), (1, 3, 2), (2, 1, 1), (3, 2, 0)];
+    assert_eq!(found(&[0, 1, 2, 3], Transport::Tcp), Some(four));
+    assert_eq!(found(&[0, 1, 2, 3, 4, 5, 6, 7], Transport::Auto), None, "all or none");
+    assert_eq!(found(&[0], Transport::Shm), None, "the others' memory is elsewhere");
+}
+
+#[test]
 fn with_tcp_every_rank_has_a_memory_of_its_own_even_on_one_node() {
     assert_eq!(
         places(ask(2, Transport::Tcp), &[node(1, &[false, false])]),
