@@ -56,8 +56,6 @@ struct Shared {
     changed: Condvar,
     is_stop_requested: AtomicBool,
     timeout: Duration,
-    /// Of the group in work.
-    interrupt: Mutex<Interrupt>,
 }
 
 #[derive(Debug, Default)]
@@ -67,6 +65,8 @@ struct Queue {
     is_released: bool,
     dropped_lines: u64,
     next: Next,
+    /// Of the group in work.
+    interrupt: Interrupt,
 }
 
 /// What is known of the group after the one that was joined last.
@@ -100,7 +100,6 @@ impl AgentLink {
             changed: Condvar::new(),
             is_stop_requested: AtomicBool::new(false),
             timeout,
-            interrupt: Mutex::default(),
         });
         let link = Self { shared };
         link.send(RankMessage::Hello { rank, attempt_key: attempt_key.to_owned() });
@@ -178,11 +177,11 @@ impl AgentLink {
 
     /// What gives up the group that is joined now; at once, if that is known to be lost already.
     pub(crate) fn interrupts(&self, interrupt: &Interrupt) {
-        *self.interrupt() = interrupt.clone();
-        let is_lost = !matches!(self.lock().next, Next::Unknown);
-        if is_lost {
+        let mut queue = self.lock();
+        if !matches!(queue.next, Next::Unknown) {
             interrupt.raise();
         }
+        queue.interrupt = interrupt.clone();
     }
 
     /// The place in the next group, when it comes. `None`: the rank is to leave instead.
@@ -198,12 +197,13 @@ impl AgentLink {
         }
     }
 
-    fn give_up_group(&self) {
-        self.interrupt().raise();
-    }
-
-    fn interrupt(&self) -> MutexGuard<'_, Interrupt> {
-        self.shared.interrupt.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The group in work is lost, whether one is formed already or about to be.
+    fn give_up_group(&self, next: Next) {
+        let mut queue = self.lock();
+        queue.next = next;
+        // Before anybody can sit down in the next one and bring what gives up that.
+        queue.interrupt.raise();
+        self.shared.changed.notify_all();
     }
 
     fn wait_until(&self, limit: Duration, is_reached: impl Fn(&Queue) -> bool) -> bool {
@@ -262,18 +262,14 @@ impl AgentLink {
                     self.shared.changed.notify_all();
                 }
                 Ok(Ok(AgentMessage::Interrupt)) => {
-                    self.lock().next = Next::Lost;
-                    self.give_up_group();
+                    self.give_up_group(Next::Lost);
                 }
                 Ok(Ok(AgentMessage::Regroup(regroup))) => {
                     let count = 1 + usize::from(regroup.network.is_some());
                     let Ok(seat) = Seat::next(regroup, reader.get_mut().take(count)) else {
                         leave(STATUS_AGENT_GONE)
                     };
-                    // Whoever is still in the old group hears it here; before anybody can sit down in the new one.
-                    self.give_up_group();
-                    self.lock().next = Next::Seat(seat);
-                    self.shared.changed.notify_all();
+                    self.give_up_group(Next::Seat(seat));
                 }
                 Ok(Ok(AgentMessage::Released)) => {
                     self.lock().is_released = true;
