@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
-use lockstep_api::{FailureCode, Phase, RankMessage};
+use lockstep_api::{FailureCode, Generation, Phase, RankMessage, Step};
 use lockstep_checkpoint::{CheckpointError, FORMAT_VERSION, Meta, State, curve_settings};
 use lockstep_ddp::hook::HookState;
 use lockstep_models::Model;
@@ -28,6 +28,10 @@ const WRITE_LIMIT: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub(crate) struct Checkpoints {
     dir: Utf8PathBuf,
+    /// That this process was started under: processes of one attempt on one node write into one folder.
+    generation: Generation,
+    /// The step of the newest one that was begun here.
+    begun: Option<Step>,
     link: AgentLink,
     writing: Option<Receiver<Written>>,
     /// The memory of the last snapshot, until the next one.
@@ -123,8 +127,9 @@ fn copy(to: &mut Vec<f32>, from: &[f32]) {
 
 impl Checkpoints {
     /// Into `dir`, which exists.
-    pub(crate) fn new(dir: Utf8PathBuf, link: AgentLink) -> Self {
-        Self { dir, link, writing: None, spare: None, stall: Cell::new(None) }
+    pub(crate) fn new(dir: Utf8PathBuf, generation: Generation, link: AgentLink) -> Self {
+        let (begun, writing, spare, stall) = (None, None, None, Cell::new(None));
+        Self { dir, generation, begun, link, writing, spare, stall }
     }
 
     /// How long the step path was held by a checkpoint since this was asked last.
@@ -132,12 +137,17 @@ impl Checkpoints {
         self.stall.take()
     }
 
-    /// Copies the state and starts writing, after the one before is done.
+    /// Copies the state and starts writing, after the one before is done. One of a step is written once: when a group that
+    /// formed again comes back to it, the agent may be sending the file that is there.
     ///
     /// # Errors
     /// That of the one before.
     fn begin(&mut self, source: Source<'_>) -> Result<(), Failure> {
         self.finish()?;
+        let step = source.meta.step;
+        if self.begun.replace(step) == Some(step) {
+            return Ok(());
+        }
         let snapshot = match self.spare.take() {
             Some(mut snapshot) => {
                 snapshot.retake(source);
@@ -145,7 +155,8 @@ impl Checkpoints {
             }
             None => Box::new(Snapshot::new(source)),
         };
-        let path = self.dir.join(format!("step-{:08}.safetensors", snapshot.meta.step.0));
+        let name = format!("step-{:08}-generation-{}.safetensors", step.0, self.generation.0);
+        let path = self.dir.join(name);
         let link = self.link.clone();
         let (done, writing) = channel();
         let work = move || {
@@ -270,9 +281,10 @@ fn write(path: &Utf8PathBuf, snapshot: &Snapshot, link: &AgentLink) -> Result<()
 
 #[cfg(test)]
 mod tests {
-    use lockstep_api::Step;
+    use std::io::BufReader;
 
     use super::*;
+    use crate::link::tests::{connected, next};
 
     fn source<'a>(
         model: &'a Model,
@@ -327,5 +339,39 @@ mod tests {
             (snapshot.average.as_deref(), snapshot.meta.step),
             (Some(&[2.0; 6][..]), Step(2))
         );
+    }
+
+    #[test]
+    fn a_step_that_is_come_back_to_is_not_written_again() {
+        let spec = serde_json::from_str(r#"{"arch":"mlp","inputs":2,"classes":2}"#).unwrap();
+        let model = Model::new(&spec).unwrap();
+        let (_socket, link, stream) = connected();
+        let folder = tempfile::tempdir().unwrap();
+        let dir: Utf8PathBuf = folder.path().to_path_buf().try_into().unwrap();
+        let mut checkpoints = Checkpoints::new(dir, Generation(3), link.clone());
+        let state = |step| OptimizerState { step, moments: vec![] };
+        let paths = || -> Vec<_> {
+            let files = std::fs::read_dir(folder.path()).unwrap();
+            files.map(|it| it.unwrap().file_name().into_string().unwrap()).collect()
+        };
+        checkpoints.begin(source(&model, &[1.0; 6], &state(4), 4)).unwrap();
+        checkpoints.finish().unwrap();
+        assert_eq!(paths(), ["step-00000004-generation-3.safetensors"]);
+        std::fs::remove_file(folder.path().join(&paths()[0])).unwrap();
+        checkpoints.begin(source(&model, &[1.0; 6], &state(4), 4)).unwrap();
+        checkpoints.finish().unwrap();
+        assert_eq!(paths(), [""; 0], "the agent has it already");
+        checkpoints.begin(source(&model, &[1.0; 6], &state(5), 5)).unwrap();
+        checkpoints.finish().unwrap();
+        link.send(RankMessage::Done);
+        let mut reader = BufReader::new(stream);
+        let steps: Vec<Step> = std::iter::from_fn(|| match next(&mut reader) {
+            RankMessage::Done => None,
+            RankMessage::Checkpoint { step, .. } => Some(Some(step)),
+            _ => Some(None),
+        })
+        .flatten()
+        .collect();
+        assert_eq!(steps, [Step(4), Step(5)]);
     }
 }

@@ -298,7 +298,7 @@ pub(crate) fn cut(text: &str, cap: usize) -> &str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
@@ -306,7 +306,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(10);
 
     /// The agent's end is never closed: that would end the process.
-    fn connected() -> (tempfile::TempDir, AgentLink, &'static UnixStream) {
+    pub(crate) fn connected() -> (tempfile::TempDir, AgentLink, &'static UnixStream) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent");
         let listener = UnixListener::bind(&path).unwrap();
@@ -316,7 +316,7 @@ mod tests {
         (folder, link, Box::leak(Box::new(stream)))
     }
 
-    fn next(reader: &mut BufReader<&UnixStream>) -> RankMessage {
+    pub(crate) fn next(reader: &mut BufReader<&UnixStream>) -> RankMessage {
         let mut line = String::new();
         reader.read_line(&mut line).unwrap();
         serde_json::from_str(&line).unwrap()

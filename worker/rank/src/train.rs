@@ -63,7 +63,8 @@ impl Trainer<()> {
         position: &Position,
         ready: Ready<()>,
     ) -> Self {
-        let checkpoints = Checkpoints::new(config.checkpoint_dir.clone().into(), link.clone());
+        let dir = config.checkpoint_dir.clone().into();
+        let checkpoints = Checkpoints::new(dir, config.generation, link.clone());
         let (width, grains) = (ready.engine.buffers.len(), ready.schedule.max_grains());
         let statistics = Statistics::new(config.spec.ddp.reduction, width, grains);
         Self {
