@@ -201,9 +201,18 @@ pub(crate) fn formed(step: i64) -> Value {
     json!({"kind": "group_formed", "step": step, "samples_per_epoch": 10, "steps_total": 9})
 }
 
+/// Of the process that the rank began with.
 pub(crate) fn exited(rank: i32, code: Option<i32>, signal: Option<i32>) -> Value {
+    process_exited((rank, rank), code, signal)
+}
+
+pub(crate) fn process_exited(
+    (process, rank): (i32, i32),
+    code: Option<i32>,
+    signal: Option<i32>,
+) -> Value {
     let exit = json!({"code": code, "signal": signal, "phase": "backward", "step": 5});
-    json!({"kind": "rank_exited", "rank": rank, "exit": exit})
+    json!({"kind": "rank_exited", "process": process, "rank": rank, "exit": exit})
 }
 
 pub(crate) fn failed(code: &str, rank: Option<i32>, evidence: Value) -> Value {

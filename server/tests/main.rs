@@ -10,6 +10,7 @@ mod attempts;
 mod checkpoints;
 mod chunk_store;
 mod data;
+mod elastic;
 mod events;
 mod gangs;
 mod jobs;

@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
-use crate::agent::{Agent, exited, formed, reconciled, steps};
+use crate::agent::{Agent, exited, formed, process_exited, reconciled, steps};
 use crate::common::Server;
 
 /// An agent that reports under ascending numbers.
@@ -196,7 +196,9 @@ async fn a_rank_that_was_lost_on_a_bad_node_is_replaced_on_another_that_has_room
         let fence = fences.last().unwrap().clone();
         let at_work = [formed(round), steps(round, &[1.0])];
         alpha.say(&server, &fence, &at_work).await;
-        beta.say(&server, &fence, &[exited(1, None, Some(9))]).await;
+        // Another process each time: 1, 2, 3, 4.
+        let process = i32::try_from(round).unwrap() + 1;
+        beta.say(&server, &fence, &[process_exited((process, 1), None, Some(9))]).await;
         fences.push(alpha.fence(&server).await);
     }
     let now = view(&server, &job).await;
@@ -205,7 +207,7 @@ async fn a_rank_that_was_lost_on_a_bad_node_is_replaced_on_another_that_has_room
     let gamma = Worker::join(&server, "gamma", 1).await;
     let fence = fences.last().unwrap().clone();
     alpha.say(&server, &fence, &[formed(4), steps(4, &[1.0])]).await;
-    beta.say(&server, &fence, &[exited(1, None, Some(9))]).await;
+    beta.say(&server, &fence, &[process_exited((5, 1), None, Some(9))]).await;
     reconciled(&server).await;
     let now = view(&server, &job).await;
     assert_eq!(now["attempts"].as_array().unwrap().len(), 1);

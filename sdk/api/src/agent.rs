@@ -342,7 +342,9 @@ pub enum Report {
     },
     /// A rank's process is gone.
     RankExited {
-        /// Which.
+        /// Its number among the attempt's processes: it may have had another rank in an earlier group.
+        process: i32,
+        /// Its rank in the last group that it belonged to.
         rank: Rank,
         /// How, and where it was.
         exit: RankExit,

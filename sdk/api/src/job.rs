@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     AttemptId, AttemptOutcome, AttemptState, Blame, CheckpointId, Digest, FailureCode, FailureId,
     FaultSpec, Generation, JobId, JobSpec, JobState, LogLevel, LogSource, NodeId, Phase, Rank,
-    Step, TimeoutsView,
+    RankCount, Step, TimeoutsView,
 };
 
 /// One page of a list.
@@ -32,7 +32,7 @@ pub struct JobSummary {
     /// Why it was not tried again, where that needs saying beside the verdict: one sentence.
     pub ended_because: Option<String>,
     /// World size asked for.
-    pub ranks: u32,
+    pub ranks: RankCount,
     /// Optimizer steps done, of the newest attempt.
     pub steps_done: Step,
     /// Optimizer steps in all, once known.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand};
-use lockstep_api::{JobState, Role, TokenId};
+use lockstep_api::{JobState, RankCount, RankRange, Role, TokenId};
 
 use sample::SampleArgs;
 
@@ -163,9 +163,9 @@ pub(crate) struct SubmitArgs {
     /// The job, TOML or JSON. Paths in it (./ ../ /) are relative to it
     #[arg(value_name = "FILE")]
     pub(crate) file: Utf8PathBuf,
-    /// Sets gang.ranks
-    #[arg(long, value_name = "N")]
-    pub(crate) ranks: Option<u32>,
+    /// Sets gang.ranks: a number, or MIN-MAX for a gang that grows and shrinks
+    #[arg(long, value_name = "N|MIN-MAX", value_parser = rank_count)]
+    pub(crate) ranks: Option<RankCount>,
     /// Sets name
     #[arg(long)]
     pub(crate) name: Option<String>,
@@ -340,6 +340,18 @@ pub(crate) enum JoinTokenVerb {
         #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_seconds)]
         ttl: u32,
     },
+}
+
+/// `2` or `1-4`
+fn rank_count(text: &str) -> Result<RankCount, String> {
+    let number = |text: &str| text.trim().parse::<u32>().ok();
+    let count = match text.split_once('-') {
+        None => number(text).map(RankCount::Fixed),
+        Some((min, max)) => number(min)
+            .zip(number(max))
+            .map(|(min, max)| RankCount::Elastic(RankRange { min, max })),
+    };
+    count.ok_or_else(|| "expected a number of ranks, or two with a dash between: 1-4".to_owned())
 }
 
 /// A job's state by its name.

@@ -126,7 +126,9 @@ fn parse_text(path: &Utf8Path, text: &str) -> anyhow::Result<Value> {
 /// Every override in the order of its strength: named flags, then `--set` from left to right.
 fn overrides(args: &SubmitArgs) -> anyhow::Result<Vec<(String, Value)>> {
     let mut all = Vec::new();
-    all.extend(args.ranks.map(|ranks| ("gang.ranks".to_owned(), Value::from(ranks))));
+    if let Some(ranks) = args.ranks {
+        all.push(("gang.ranks".to_owned(), serde_json::to_value(ranks)?));
+    }
     all.extend(args.name.clone().map(|name| ("name".to_owned(), Value::from(name))));
     for setting in &args.set {
         let (field, value) = setting

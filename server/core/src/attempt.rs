@@ -16,6 +16,7 @@
 
 mod gang;
 mod repair;
+mod resize;
 mod words;
 
 use std::collections::BTreeSet;
@@ -30,7 +31,7 @@ use crate::verdict::{self, Failure, Grade, Standing};
 use repair::Slots;
 
 pub use gang::{Gang, Member, Place, Readiness, Suspect};
-pub use words::{Effect, Event, NodeLoss, Replacement, StepError, Word};
+pub use words::{Effect, Event, NewSlot, NodeLoss, Replacement, Seated, StepError, Word};
 
 /// How many times the grace of a stop nodes may take, once all ranks have left, to publish the last checkpoint.
 const PUBLISH_GRACES: i32 = 4;
@@ -136,6 +137,8 @@ impl Attempt {
             }
             Event::NodeLost { node, loss } => Ok(self.lose_node(node, loss, terms, now)),
             Event::Refilled(places) => Ok(self.refill(places, terms, now)),
+            Event::Grown(places) => Ok(self.grow(places, terms, now)),
+            Event::Reclaimed(ranks) => Ok(self.give_back(&ranks, terms, now)),
             Event::StopRequested => Ok(self.stop(now)),
             Event::Tick => Ok(self.tick(terms, now)),
         }
@@ -151,7 +154,11 @@ impl Attempt {
         self.check_member(node, &word)?;
         let is_over = matches!(self.stage, Stage::Ended(_));
         match word {
-            Word::RankExited { rank, exit } => Ok(self.lose_rank(rank, node, exit, (terms, now))),
+            Word::RankExited { process, exit } => match self.gang.rank_of(process) {
+                Some(rank) => Ok(self.lose_rank(rank, node, exit, (terms, now))),
+                // It was given up.
+                None => Ok((self, vec![])),
+            },
             Word::Failed(report) => {
                 let report = verdict::with_node_name(report, &self.gang.node_name(node));
                 Ok(self.judge(Failure { report, node: Some(node) }, vec![], (terms, now)))
@@ -204,9 +211,8 @@ impl Attempt {
 
     fn check_member(&self, node: NodeId, word: &Word) -> Result<(), StepError> {
         let about = match word {
-            Word::RankListens { rank }
-            | Word::RankStarted { rank }
-            | Word::RankExited { rank, .. } => Some(*rank),
+            Word::RankListens { rank } | Word::RankStarted { rank } => Some(*rank),
+            Word::RankExited { process, .. } => self.gang.rank_of(*process),
             Word::Prepared
             | Word::Formed
             | Word::Progressed

@@ -15,16 +15,16 @@ pub mod retry;
 pub mod verdict;
 
 pub use attempt::{
-    Attempt, Effect, Event, Gang, Member, NodeLoss, Place, Readiness, Replacement, Stage,
-    StepError, Suspect, Terms, Word,
+    Attempt, Effect, Event, Gang, Member, NewSlot, NodeLoss, Place, Readiness, Replacement, Seated,
+    Stage, StepError, Suspect, Terms, Word,
 };
 pub use job::{Job, JobEffect, JobEvent, JobStepError, RetryBudget};
 pub use lease::{LeaseTerms, LeaseTermsError};
 pub use ledger::{complete_epochs, counts_below};
 pub use lockstep_api::Timeouts;
 pub use placement::{
-    Closed, ClosedNode, ClosedSlots, Decision, NodeOffer, Placed, Reason, Refill, Request,
-    SlotOffer, refill, schedule, schedule_beside,
+    Closed, ClosedNode, ClosedSlots, Decision, Growing, Lender, NodeOffer, Pass, Placed, Reason,
+    Refill, Request, SlotKey, SlotOffer, grow, reclaim, refill, schedule, schedule_beside,
 };
 pub use quarantine::Quarantine;
 pub use retention::{Published, superfluous};

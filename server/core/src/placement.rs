@@ -11,23 +11,32 @@
 //! A gang goes to one node if one has room, else over as few as have it together, unless its transport keeps it on one.
 //! Ranks of a node are neighbours, and nodes come in the order of their names. Ranks with one `memory_index` share a
 //! group memory; others reach each other over TCP.
+//!
+//! # Elastic gangs
+//!
+//! A gang whose size may change begins with as many ranks as there is room for and waits only for its fewest. What it has
+//! beyond them is lent: see `elastic`.
 
 mod closed;
+mod elastic;
 mod reason;
+mod refill;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use lockstep_api::{DeviceKind, NodeId, Rank, SlotSpec, Transport};
+use lockstep_api::{DeviceKind, NodeId, Rank, RankCount, SlotSpec, Transport};
 
 pub use closed::{Closed, ClosedNode, ClosedSlots, schedule_beside};
+pub use elastic::{Growing, Lender, SlotKey, grow, reclaim};
 pub use reason::Reason;
+pub use refill::{Refill, refill};
 
 /// What a job asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// World size.
-    pub ranks: u32,
+    pub ranks: RankCount,
     /// What each rank runs on.
     pub slot: SlotSpec,
     /// How ranks reach each other.
@@ -92,15 +101,26 @@ pub enum Decision {
     Waits(Reason),
 }
 
+/// What became of a queue.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pass {
+    /// Of each request, in order.
+    pub decisions: Vec<Decision>,
+    /// The nodes with what is left: slots that were taken, or are kept for one that waits, are held.
+    pub spare: Vec<NodeOffer>,
+}
+
 /// Decides about each request, first come first served; see the module's text. `nodes` are those that take work.
-pub fn schedule(queue: &[Request], nodes: &[NodeOffer]) -> Vec<Decision> {
-    let mut nodes = nodes.to_vec();
-    nodes.sort_by(|a, b| (&a.name, a.node).cmp(&(&b.name, b.node)));
-    queue.iter().map(|request| place(request, &mut nodes)).collect()
+pub fn schedule(queue: &[Request], nodes: &[NodeOffer]) -> Pass {
+    let mut spare = nodes.to_vec();
+    spare.sort_by(|a, b| (&a.name, a.node).cmp(&(&b.name, b.node)));
+    let decisions = queue.iter().map(|request| place(request, &mut spare)).collect();
+    Pass { decisions, spare }
 }
 
 fn place(request: &Request, nodes: &mut [NodeOffer]) -> Decision {
-    let wanted = usize::try_from(request.ranks).unwrap_or(usize::MAX);
+    let size = |ranks| usize::try_from(ranks).unwrap_or(usize::MAX);
+    let (wanted, most) = (size(request.ranks.min()), size(request.ranks.max()));
     let count = |node: &NodeOffer, is_counted: fn(&SlotOffer) -> bool| {
         node.slots.iter().filter(|slot| slot.suits(&request.slot) && is_counted(slot)).count()
     };
@@ -109,7 +129,9 @@ fn place(request: &Request, nodes: &mut [NodeOffer]) -> Decision {
     let favoured =
         nodes.iter().zip(&free).map(|(node, free)| if node.is_avoided { 0 } else { *free });
     let favoured: Vec<usize> = favoured.collect();
-    let shares_of = |free: &[usize]| shares(wanted, free, request.transport);
+    let shares_of = |free: &[usize]| {
+        (wanted..=most).rev().find_map(|ranks| shares(ranks, free, request.transport))
+    };
     if let Some(shares) = shares_of(&favoured).or_else(|| shares_of(&free)) {
         return Decision::Placed(take(request, nodes, &shares));
     }
@@ -195,57 +217,6 @@ pub fn memory_indices(nodes: &[NodeId], transport: Transport) -> Vec<i32> {
         index
     };
     (0..nodes.len()).map(step).collect()
-}
-
-/// Slots for ranks whose processes were lost, one for each rank, on as few nodes as can be and on those that are avoided
-/// only for want of others; `None` if there are too few. `nodes` are those that take work.
-pub fn refill(
-    ranks: &BTreeSet<Rank>,
-    (slot, transport): (&SlotSpec, Transport),
-    nodes: &[NodeOffer],
-) -> Option<Vec<Refill>> {
-    if transport == Transport::Shm {
-        // The others' memory is on the node that was lost.
-        return None;
-    }
-    let mut nodes: Vec<(&NodeOffer, Vec<&SlotOffer>)> = nodes
-        .iter()
-        .map(|node| {
-            let free = node.slots.iter().filter(|it| it.suits(slot) && !it.is_held);
-            (node, free.collect())
-        })
-        .collect();
-    nodes.sort_by_key(|(node, free)| {
-        (node.is_avoided, Reverse(free.len()), node.name.clone(), node.node)
-    });
-    let free = nodes.iter().flat_map(|(node, free)| free.iter().map(move |slot| (*node, *slot)));
-    let places: Vec<Refill> = ranks
-        .iter()
-        .zip(free)
-        .map(|(&rank, (node, slot))| Refill {
-            rank,
-            node: node.node,
-            node_name: node.name.clone(),
-            device: slot.device,
-            index: slot.index,
-        })
-        .collect();
-    (places.len() == ranks.len()).then_some(places)
-}
-
-/// The new place of a rank whose process was lost.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refill {
-    /// The rank.
-    pub rank: Rank,
-    /// The node.
-    pub node: NodeId,
-    /// Its name, for people.
-    pub node_name: String,
-    /// Kind of device.
-    pub device: DeviceKind,
-    /// Which slot.
-    pub index: i32,
 }
 
 /// Takes the lowest slots of each node; ranks go up with the nodes.

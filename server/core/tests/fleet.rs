@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use lockstep_api::{
-    AttemptOutcome, DeviceKind, Generation, JobState, NodeId, Phase, Rank, RankExit, SlotSpec,
-    Step, Transport,
+    AttemptOutcome, DeviceKind, Generation, JobState, NodeId, Phase, Rank, RankCount, RankExit,
+    SlotSpec, Step, Transport,
 };
 use lockstep_core::{
     Attempt, Decision, Effect, Event, Gang, Job, JobEvent, LeaseTerms, Member, NodeLoss, NodeOffer,
@@ -88,7 +88,14 @@ impl Fleet {
             let ranks = 1 + u32::try_from(dice.roll(3)).unwrap();
             let job =
                 Job { state: JobState::Queued, generation: Generation(0), budget, stopping: None };
-            (job, Request { ranks, slot: SlotSpec::default(), transport: Transport::Auto })
+            (
+                job,
+                Request {
+                    ranks: RankCount::Fixed(ranks),
+                    slot: SlotSpec::default(),
+                    transport: Transport::Auto,
+                },
+            )
         });
         Self {
             jobs: jobs.collect(),
@@ -182,9 +189,12 @@ impl Fleet {
         let queued: Vec<usize> =
             (0..self.jobs.len()).filter(|&i| self.jobs[i].0.state == JobState::Queued).collect();
         let requests: Vec<_> = queued.iter().map(|&i| self.jobs[i].1.clone()).collect();
-        for (job, decision) in queued.into_iter().zip(schedule(&requests, &nodes)) {
+        for (job, decision) in queued.into_iter().zip(schedule(&requests, &nodes).decisions) {
             if let Decision::Placed(places) = decision {
-                assert_eq!(places.len(), requests.len().min(1) * self.jobs[job].1.ranks as usize);
+                assert_eq!(
+                    places.len(),
+                    requests.len().min(1) * self.jobs[job].1.ranks.max() as usize
+                );
                 self.begin(job, &places);
             }
         }
@@ -217,6 +227,7 @@ impl Fleet {
             generation: next.generation,
             lease_expires_at: self.terms.lease.expiry(self.now),
             members: members.collect(),
+            ranks: RankCount::Fixed(u32::try_from(places.len()).unwrap()),
             rendezvous_by,
             suspect: None,
             transport: Transport::Auto,
@@ -395,7 +406,10 @@ impl Fleet {
 }
 
 fn exit(rank: Rank, code: Option<i32>, signal: Option<i32>) -> Word {
-    Word::RankExited { rank, exit: RankExit { code, signal, phase: Phase::Forward, step: Step(3) } }
+    Word::RankExited {
+        process: rank.0,
+        exit: RankExit { code, signal, phase: Phase::Forward, step: Step(3) },
+    }
 }
 
 #[test]

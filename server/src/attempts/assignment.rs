@@ -69,7 +69,7 @@ async fn assignment(
         attempt_id,
         generation,
         is_stopping,
-        world_size: u32::try_from(world_size).unwrap_or(0),
+        world_size: world_size.unsigned_abs(),
         ranks,
         spec,
         train_files,

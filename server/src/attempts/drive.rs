@@ -2,6 +2,7 @@
 //!
 //! The order of locks is that of [`crate::jobs::store::lifecycle`].
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use lockstep_api::{
 };
 use lockstep_core::{
     Effect, Event, Failure, Gang, JobEffect, JobEvent, LeaseTerms, NodeLoss, Outlook, Place,
-    Standing, StepError, Terms, Waits, Word, quarantine, retry,
+    Replacement, Standing, StepError, Terms, Waits, Word, quarantine, retry,
 };
 use sqlx::PgConnection;
 
@@ -119,6 +120,7 @@ impl<'a> Drive<'a> {
             if let Some(job) = jobs.iter().find(|job| job.id == attempt.job_id) {
                 attempt.core.gang.transport = job.spec.ddp.transport;
                 attempt.core.gang.has_copies = job.has_copies();
+                attempt.core.gang.ranks = job.spec.gang.ranks;
             }
         }
         let mut nodes: BTreeSet<NodeId> = attempts.iter().flat_map(LockedAttempt::nodes).collect();
@@ -162,6 +164,11 @@ impl<'a> Drive<'a> {
     pub(crate) fn note(&mut self, job: JobId, kind: JobEventKind) {
         let place = KINDS.iter().position(|k| *k == kind);
         self.kinds.entry(job).or_default().extend(place);
+    }
+
+    /// Whoever waits for slots is looked at again.
+    pub(crate) fn slots_are_free(&mut self) {
+        self.announcement.reconcilers = true;
     }
 
     /// A line of the server's own in the job's log.
@@ -278,20 +285,14 @@ impl<'a> Drive<'a> {
                 store::evict(db, id, rank, self.now).await?;
                 self.announcement.reconcilers = true;
             }
-            Effect::Begin { replacements, memories, is_paid } => {
+            Effect::Begin { replacements, seats, is_paid } => {
                 let group = (attempt.project_id, id, attempt.core.gang.generation);
                 let generation = was.generation;
-                store::begin_generation(db, group, (&replacements, &memories), self.now).await?;
+                store::begin_generation(db, group, (&replacements, &seats), self.now).await?;
                 self.step_job(job_id, JobEvent::Repaired { generation, is_paid })?;
-                let ranks: Vec<String> =
-                    replacements.iter().map(|it| it.rank.to_string()).collect();
-                let text = format!(
-                    "repaired in place, generation {}: a new process for rank {}, the others go on",
-                    group.2,
-                    ranks.join(", ")
-                );
+                let text = begun(&was.gang, group.2, &replacements, seats.len());
                 self.say((job_id, id), None, LogLevel::Info, text);
-                tracing::info!(job.id = %job_id, attempt.id = %id, attempt.generation = %group.2, replaced = replacements.len(), "an attempt is repaired in place");
+                tracing::info!(job.id = %job_id, attempt.id = %id, attempt.generation = %group.2, started = replacements.len(), ranks = seats.len(), "an attempt goes on under another generation");
             }
             // Those that have no rank any more must hear of it too.
             Effect::Reassign => self.reassigned.extend(attempt.nodes().iter().chain(&was.nodes)),
@@ -455,12 +456,32 @@ impl<'a> Drive<'a> {
     }
 }
 
+/// A sentence for the job's log about a group that is to form after `was`.
+fn begun(was: &Gang, generation: Generation, started: &[Replacement], size: usize) -> String {
+    let before = was.members.len();
+    let how = match size.cmp(&before) {
+        Ordering::Equal => "repaired in place".to_owned(),
+        Ordering::Less => format!("goes on with {size} instead of {before} ranks"),
+        Ordering::Greater => format!("grows from {before} to {size} ranks"),
+    };
+    let ranks: Vec<String> = started.iter().map(|it| it.rank.to_string()).collect();
+    let new = match ranks.as_slice() {
+        [] => String::new(),
+        ranks => format!(": a new process for rank {}, the others go on", ranks.join(", ")),
+    };
+    format!("{how}, generation {generation}{new}")
+}
+
 /// Whether an attempt may lose ranks by this.
 fn may_lose(event: &Event) -> bool {
     match event {
         Event::Said { word: Word::RankExited { .. } | Word::Failed(_) | Word::Stopped, .. } => true,
         Event::NodeLost { .. } | Event::Tick => true,
-        Event::Said { .. } | Event::Refilled(_) | Event::StopRequested => false,
+        Event::Said { .. }
+        | Event::Refilled(_)
+        | Event::Grown(_)
+        | Event::Reclaimed(_)
+        | Event::StopRequested => false,
     }
 }
 

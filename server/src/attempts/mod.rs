@@ -6,5 +6,6 @@ pub(crate) mod drive;
 pub(crate) mod http;
 pub(crate) mod reconcile;
 pub(crate) mod report;
+pub(crate) mod resize;
 pub(crate) mod shun;
 pub(crate) mod store;

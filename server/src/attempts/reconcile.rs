@@ -7,14 +7,15 @@ use lockstep_api::{
     AttemptId, AttemptState, DeviceKind, JobEventKind, NodeId, NodeQuarantine, OrganisationId,
 };
 use lockstep_core::{
-    Closed, ClosedNode, Decision, Event, JobEffect, JobEvent, NodeOffer, Placed, Request,
-    SlotOffer, refill, schedule_beside,
+    Closed, ClosedNode, Decision, Event, JobEffect, JobEvent, NodeOffer, Pass, Placed, Request,
+    SlotOffer, schedule_beside,
 };
 use sqlx::PgConnection;
 
 use crate::app::App;
 use crate::attempts::drive::{Drive, lease_terms};
-use crate::attempts::store::{self, NewAttempt, Vacancies};
+use crate::attempts::resize::{lend, refill_ranks, take_back};
+use crate::attempts::store::{self, Elastic, NewAttempt};
 use crate::checkpoints;
 use crate::jobs::store::lifecycle::{self, QueuedJob};
 use crate::nodes::inventory::Slot;
@@ -25,7 +26,7 @@ use crate::progress;
 use crate::reconcile::{INTERVAL, Soon};
 
 /// The index that refuses a slot to a second rank.
-const SLOT_IS_TAKEN: &str = "group_member_holds_its_slot_alone";
+pub(crate) const SLOT_IS_TAKEN: &str = "group_member_holds_its_slot_alone";
 
 /// Lets time pass over attempts: leases, the grace of a stop, symptoms without a cause.
 pub(crate) async fn tick(app: &App) -> Result<Soon, Problem> {
@@ -53,8 +54,8 @@ pub(crate) async fn tick(app: &App) -> Result<Soon, Problem> {
     Ok(if suspects.is_empty() { Soon::No } else { Soon::Yes })
 }
 
-/// Finds places: first for ranks whose processes were lost, then for queued jobs, first come first served. Says of the others
-/// why they wait.
+/// Finds places: first for ranks whose processes were lost, then for queued jobs, first come first served, then for gangs that can
+/// grow. Says of the jobs that wait why they do, and takes back for the first of them what is lent.
 pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
     let now = app.clock.now();
     let mut tx = app.db.system().await?;
@@ -68,26 +69,39 @@ pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
     for attempt in vacant {
         refill_ranks(app, attempt).await?;
     }
-    if queue.is_empty() {
+    let mut tx = app.db.system().await?;
+    let elastic = store::elastic(&mut tx).await?;
+    if queue.is_empty() && elastic.is_empty() {
         return Ok(soon);
     }
-    let mut tx = app.db.system().await?;
     let mut offers = offers(app, &mut tx).await?;
+    let coming = store::coming_slots(&mut tx).await?;
     tx.rollback().await?;
-    let mut queues: BTreeMap<OrganisationId, Vec<QueuedJob>> = BTreeMap::new();
+    let mut sides: BTreeMap<OrganisationId, (Vec<QueuedJob>, Vec<Elastic>)> = BTreeMap::new();
     for job in queue {
-        queues.entry(job.organisation_id).or_default().push(job);
+        sides.entry(job.organisation_id).or_default().0.push(job);
     }
-    for (organisation, jobs) in queues {
+    for gang in elastic {
+        sides.entry(gang.organisation_id).or_default().1.push(gang);
+    }
+    for (organisation, (jobs, gangs)) in sides {
         let requests: Vec<Request> = jobs.iter().map(|job| job.request.clone()).collect();
         let nodes = offers.remove(&organisation).unwrap_or_default();
-        for (job, decision) in
-            jobs.iter().zip(schedule_beside(&requests, &nodes.open, &nodes.closed))
-        {
+        let Pass { decisions, mut spare } = schedule_beside(&requests, &nodes.open, &nodes.closed);
+        let is_placing = decisions.iter().any(|it| matches!(it, Decision::Placed(_)));
+        let mut waiting = None;
+        for (job, decision) in jobs.iter().zip(decisions) {
             match decision {
                 Decision::Placed(places) => begin(app, job, &places).await?,
-                Decision::Waits(reason) => explain(app, job, &reason.to_string()).await?,
+                Decision::Waits(reason) => {
+                    explain(app, job, &reason.to_string()).await?;
+                    waiting = waiting.or(reason.is_for_free_slots().then_some(&job.request));
+                }
             }
+        }
+        lend(app, &gangs, &mut spare).await?;
+        if let (Some(request), false) = (waiting, is_placing) {
+            take_back(app, request, &nodes.open, &coming, &gangs).await?;
         }
     }
     Ok(soon)
@@ -131,34 +145,6 @@ pub(crate) async fn offers(
         all.closed.push(ClosedNode { offer, why });
     }
     Ok(offers)
-}
-
-/// Gives slots to the ranks of an attempt whose processes were lost, if there are enough.
-async fn refill_ranks(app: &App, attempt: Vacancies) -> Result<(), Problem> {
-    let mut tx = app.db.system().await?;
-    let offers = offers(app, &mut tx).await?.remove(&attempt.organisation_id);
-    tx.rollback().await?;
-    let slot = (&attempt.slot, attempt.transport);
-    let nodes = offers.unwrap_or_default().open;
-    let Some(places) = refill(&attempt.ranks, slot, &nodes) else { return Ok(()) };
-    let also: Vec<NodeId> = places.iter().map(|place| place.node).collect();
-    let mut tx = app.db.system().await?;
-    let (jobs, attempts) = ([attempt.job_id], [attempt.id]);
-    let mut drive = Drive::lock(app, &mut tx, &jobs, &attempts, &also).await?;
-    match drive.step(&mut tx, attempt.id, Event::Refilled(places)).await {
-        Ok(_refused) => {}
-        Err(Problem::Database(sqlx::Error::Database(error)))
-            if error.constraint() == Some(SLOT_IS_TAKEN) =>
-        {
-            tracing::debug!(attempt.id = %attempt.id, "a slot was taken while ranks were being replaced");
-            return Ok(());
-        }
-        Err(problem) => return Err(problem),
-    }
-    let announcement = drive.finish(&mut tx).await?;
-    tx.commit().await?;
-    announcement.send(&app.wakeup);
-    Ok(())
 }
 
 fn offer(node: Node, held: &BTreeSet<(NodeId, DeviceKind, i32)>, is_avoided: bool) -> NodeOffer {

@@ -6,8 +6,7 @@ use std::net::SocketAddr;
 use chrono::{DateTime, Utc};
 use lockstep_api::{
     AttemptId, ClockAnchor, Fence, Generation, JobEventKind, JobId, MAX_SPANS, NamedValue,
-    NumberedReport, Rank, RankExit, Report, ReportResponse, ReportedLine, Step, StepReport,
-    StepSpans,
+    NumberedReport, Rank, Report, ReportResponse, ReportedLine, Step, StepReport, StepSpans,
 };
 use lockstep_core::{Event, StepError, Word};
 use sqlx::PgConnection;
@@ -155,9 +154,12 @@ async fn one(
             }
             return Ok(answer);
         }
-        Report::RankExited { rank, exit } => {
-            return exited(drive, db, fence, said(Word::RankExited { rank, exit }), (rank, exit))
-                .await;
+        Report::RankExited { process, rank: _, exit } => {
+            let answer = drive.step(db, id, said(Word::RankExited { process, exit })).await?;
+            if store::record_exit(db, id, (node.node_id, process), exit, drive.now()).await? {
+                drive.slots_are_free();
+            }
+            return Ok(answer);
         }
         Report::Failed(failure) => Word::Failed(failure),
         Report::Finished => Word::Finished,
@@ -211,24 +213,6 @@ async fn injected(
     if let Some(LockedAttempt { project_id, job_id, .. }) = attempt {
         let fault = (*project_id, *job_id, index);
         progress::insert_fault(db, fault, (attempt_id, generation), storable_time(at)).await?;
-    }
-    Ok(answer)
-}
-
-/// A rank's process is gone: the one that it had under the word's generation.
-async fn exited(
-    drive: &mut Drive<'_>,
-    db: &mut PgConnection,
-    Fence { attempt_id, generation }: Fence,
-    event: Event,
-    (rank, exit): (Rank, RankExit),
-) -> Result<Result<(), StepError>, Problem> {
-    let gang = drive.attempt(attempt_id).map(|attempt| &attempt.core.gang);
-    let member = gang.and_then(|gang| gang.members.get(&rank));
-    let process = member.filter(|it| it.first_generation <= generation).map(|it| it.process);
-    let answer = drive.step(db, attempt_id, event).await?;
-    if let (Ok(()), Some(process)) = (&answer, process) {
-        store::record_exit(db, attempt_id, process, exit).await?;
     }
     Ok(answer)
 }

@@ -37,7 +37,8 @@ pub(crate) async fn shunned(
     shunned.retain(|node| {
         let ranks = members.iter().filter(|(_, it)| it.node == *node).map(|(rank, _)| *rank);
         let slot = (&job.spec.gang.slot, job.spec.ddp.transport);
-        refill(&ranks.collect(), slot, &others).is_some()
+        let ranks = ranks.collect();
+        refill(&ranks, slot, &others).len() == ranks.len()
     });
     Ok(shunned)
 }

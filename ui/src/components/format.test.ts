@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { duration, number } from "./format";
+import { duration, number, rankCount } from "./format";
 
 test("numbers keep four digits and use exponents only at the ends", () => {
   expect([0, 0.12345, 12.3456, 1e-9, 2e9, null].map(number)).toEqual([
@@ -21,4 +21,8 @@ test("a time is told in its two largest units", () => {
     "1 h",
     "1 d 1 h",
   ]);
+});
+
+test("a world size is a number or a range", () => {
+  expect([2, { min: 1, max: 4 }].map(rankCount)).toEqual(["2", "1 to 4"]);
 });

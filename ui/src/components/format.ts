@@ -1,5 +1,7 @@
 /** Numbers and times as people read them. */
 
+import type { JobSummary } from "../api/client";
+
 /** Four significant digits; exponents only where they are needed. */
 export function number(value: number | null | undefined): string {
   if (value === null || value === undefined) {
@@ -27,6 +29,11 @@ export function duration(ms: number): string {
   const head = `${Math.floor(ms / size)} ${unit}`;
   const tail = next && Math.floor((ms % size) / next[1]);
   return next && tail ? `${head} ${tail} ${next[0]}` : head;
+}
+
+/** A world size, or between which sizes it may change. */
+export function rankCount(count: JobSummary["ranks"]): string {
+  return typeof count === "number" ? String(count) : `${count.min} to ${count.max}`;
 }
 
 export function moment(iso: string): string {

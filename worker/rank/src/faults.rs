@@ -23,7 +23,7 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Those of this rank that have not happened.
+    /// Those of the rank that this process begins as that have not happened.
     pub(crate) fn new(config: &RankConfig, link: &AgentLink) -> Self {
         let planned = (0..).zip(config.spec.chaos.iter().copied());
         let is_pending = |(index, fault): &(i32, FaultSpec)| {

@@ -1,9 +1,9 @@
 //! Where this rank is, kept in the flight record so that it is known even after SIGKILL.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, Ordering};
 
-use lockstep_api::{Phase, Step};
+use lockstep_api::{Phase, Rank, Step};
 use lockstep_shm::FlightRecord;
 
 use crate::faults::Faults;
@@ -20,18 +20,35 @@ pub(crate) struct Position {
 
 #[derive(Debug, Default)]
 struct Now {
+    rank: AtomicI32,
     phase: AtomicU32,
     step: AtomicI64,
 }
 
 impl Position {
-    /// Wraps the record; the phase is `starting`, the step 0.
-    pub(crate) fn new(record: FlightRecord, timeline: Timeline, faults: Faults) -> Self {
+    /// Wraps the record of `rank`; the phase is `starting`, the step 0.
+    pub(crate) fn new(
+        rank: Rank,
+        record: FlightRecord,
+        timeline: Timeline,
+        faults: Faults,
+    ) -> Self {
         let position = Self { record: Arc::new(record), now: Arc::default(), timeline, faults };
+        position.seat(rank);
         position.enter(Phase::Starting);
         // Not a step of the timeline: none is done before the first one begins.
         position.record.set_step(0);
         position
+    }
+
+    /// Which rank this process is in the present group.
+    pub(crate) fn rank(&self) -> Rank {
+        Rank(self.now.rank.load(Ordering::Relaxed))
+    }
+
+    /// The process has this rank in the next group.
+    pub(crate) fn seat(&self, rank: Rank) {
+        self.now.rank.store(rank.0, Ordering::Relaxed);
     }
 
     /// The record itself, for the process group.

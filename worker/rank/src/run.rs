@@ -42,8 +42,8 @@ pub fn run(config: &RankConfig) -> anyhow::Result<u8> {
         .with_context(|| format!("making the flight record {}", config.flight_record_path))?;
     let timeline = Timeline::start(&config.spec.trace, config.rank, &link)
         .context("starting the thread of the timeline")?;
-    let position = Position::new(record, timeline, Faults::new(config, &link));
-    report_panics(config, &link, &position);
+    let position = Position::new(config.rank, record, timeline, Faults::new(config, &link));
+    report_panics(&link, &position);
     if train(config, &link, &position).is_err() {
         return Ok(STATUS_FAILED);
     }
@@ -116,12 +116,13 @@ fn report(failure: &Failure, link: &AgentLink, position: &Position, limit: Durat
 }
 
 /// A panic on any thread ends the rank: the others would wait for it otherwise.
-fn report_panics(config: &RankConfig, link: &AgentLink, position: &Position) {
-    let (rank, link, position) = (config.rank, link.clone(), position.clone());
+fn report_panics(link: &AgentLink, position: &Position) {
+    let (link, position) = (link.clone(), position.clone());
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         print(info);
-        let failure = Failure::new(FailureCode::RankError, info.to_string()).of_rank(rank);
+        let failure =
+            Failure::new(FailureCode::RankError, info.to_string()).of_rank(position.rank());
         link.send(RankMessage::Failed(failure.report(&position)));
         link.flush(PANIC_FLUSH_LIMIT);
         leave(STATUS_PANIC);

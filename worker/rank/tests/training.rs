@@ -11,7 +11,7 @@ use harness::jobs::{
     EVAL_SAMPLES, TRAIN_SAMPLES, digits, digits_files, misbehaving, misbehaving_files,
 };
 use harness::{Files, Gang, Outcome};
-use lockstep_api::{AgentMessage, RankMessage, Reduction, Step};
+use lockstep_api::{AgentMessage, RankCount, RankMessage, Reduction, Step};
 use serde_json::json;
 
 fn train(ranks: u32, reduction: Reduction) -> Outcome {
@@ -107,7 +107,7 @@ fn a_job_that_resumes_from_a_checkpoint_goes_on_bit_for_bit_on_another_number_of
     let at: Vec<Step> = checkpoints.iter().map(|(step, _)| *step).collect();
     assert_eq!(at, [Step(7), Step(14), Step(21), Step(24)]);
 
-    spec.gang.ranks = 3;
+    spec.gang.ranks = RankCount::Fixed(3);
     let rest = Gang::start(&spec, &digits_files(), Some(&checkpoints[0].1)).finish();
     rest.assert_success();
     assert_eq!(rest.steps()[0].ledger.step, Step(7));

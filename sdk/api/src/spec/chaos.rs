@@ -16,7 +16,7 @@ pub struct FaultSpec {
     /// To whom: a rank, or the agent of the node that it runs on.
     #[serde(default = "rank")]
     pub target: FaultTarget,
-    /// Which rank. Below `gang.ranks`.
+    /// Which rank. Below the most that `gang.ranks` allows.
     pub rank: Rank,
     /// In which optimizer step.
     pub step: Step,

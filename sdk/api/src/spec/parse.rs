@@ -150,6 +150,7 @@ impl JobSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::RankCount;
 
     const JOB: &str = r#"
         name = "digits-mlp"
@@ -179,7 +180,7 @@ mod tests {
     fn a_minimal_job_gets_the_documented_defaults() {
         let spec = read(JOB).unwrap();
         assert_eq!(spec.check(), vec![]);
-        assert_eq!((spec.gang.ranks, spec.ddp.bucket_mib), (1, 25));
+        assert_eq!((spec.gang.ranks, spec.ddp.bucket_mib), (RankCount::Fixed(1), 25));
         assert_eq!(spec.collective_timeout(), Duration::from_secs(60));
     }
 
@@ -201,7 +202,7 @@ mod tests {
     fn values_out_of_range_are_all_named() {
         let mut spec = read(JOB).unwrap();
         spec.train.micro_batch = 1000;
-        spec.gang.ranks = 0;
+        spec.gang.ranks = RankCount::Fixed(0);
         spec.timeouts.collective = "soon".to_owned();
         spec.trace.first_steps = 10_001;
         let fields: Vec<String> = spec.check().into_iter().map(|error| error.field).collect();

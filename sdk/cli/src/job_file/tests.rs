@@ -1,3 +1,5 @@
+use lockstep_api::RankCount;
+
 use super::*;
 
 const JOB: &str = r#"
@@ -119,10 +121,13 @@ fn settings_override_the_file_and_the_last_one_wins() {
             "gang.ranks=3",
         ],
     );
-    args.ranks = Some(2);
+    args.ranks = Some(RankCount::Fixed(2));
     args.name = Some("other".to_owned());
     let spec = read(&args).unwrap().spec;
-    assert_eq!((spec.name.as_str(), spec.train.seed, spec.gang.ranks), ("other", 9, 3));
+    assert_eq!(
+        (spec.name.as_str(), spec.train.seed, spec.gang.ranks),
+        ("other", 9, RankCount::Fixed(3))
+    );
     assert_eq!(spec.ddp.reduction, lockstep_api::Reduction::FixedTree);
     let lockstep_api::ArchSpec::Mlp(mlp) = &spec.model.arch else { panic!("{:?}", spec.model) };
     assert_eq!(mlp.hidden, [128, 7]);

@@ -168,12 +168,16 @@ fn attempts(attempts: &[AttemptView]) -> String {
             attempt.generation
         )
         .expect("a String takes everything");
-        for group in attempt.groups.iter().skip(1) {
-            let repaired = group.first_step_at.map_or_else(
+        for (before, group) in attempt.groups.iter().zip(attempt.groups.iter().skip(1)) {
+            let how = match before.world_size == group.world_size {
+                true => "repaired in place".to_owned(),
+                false => format!("{} instead of {} ranks", group.world_size, before.world_size),
+            };
+            let step = group.first_step_at.map_or_else(
                 || "no step yet".to_owned(),
                 |at| format!("first step after {:.2} s", (at - group.began_at).as_seconds_f64()),
             );
-            writeln!(text, "   repaired in place, generation {}: {repaired}", group.generation)
+            writeln!(text, "   {how}, generation {}: {step}", group.generation)
                 .expect("a String takes everything");
         }
         for rank in &attempt.ranks {

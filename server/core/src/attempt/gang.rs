@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{Generation, NodeId, Rank, Transport};
+use lockstep_api::{Generation, NodeId, Rank, RankCount, Transport};
 
-use super::words::Effect;
+use super::words::{Effect, Seated};
 use crate::placement::memory_indices;
 use crate::verdict::{self, Failure};
 
@@ -18,6 +18,8 @@ pub struct Gang {
     pub lease_expires_at: DateTime<Utc>,
     /// Every rank.
     pub members: BTreeMap<Rank, Member>,
+    /// Between which sizes it may be.
+    pub ranks: RankCount,
     /// Until when it must be known where every rank listens; absent when all share one group memory.
     pub rendezvous_by: Option<DateTime<Utc>>,
     /// The first symptom, while its cause is unknown.
@@ -131,10 +133,21 @@ impl Gang {
         vacant.map(|(rank, _)| *rank).collect()
     }
 
-    /// Which group memory each rank is in, in order of rank.
-    pub(super) fn memories(&self) -> Vec<(Rank, i32)> {
+    /// The rank of a process in the present group.
+    pub(super) fn rank_of(&self, process: i32) -> Option<Rank> {
+        self.members.iter().find(|(_, it)| it.process == process).map(|(rank, _)| *rank)
+    }
+
+    /// Everybody's place, in order of rank.
+    pub(super) fn seats(&self) -> Vec<Seated> {
         let nodes: Vec<NodeId> = self.members.values().map(|member| member.node).collect();
-        self.members.keys().copied().zip(memory_indices(&nodes, self.transport)).collect()
+        let indices = memory_indices(&nodes, self.transport);
+        let seat = |((&rank, member), memory_index): ((&Rank, &Member), i32)| Seated {
+            process: member.process,
+            rank,
+            memory_index,
+        };
+        self.members.iter().zip(indices).map(seat).collect()
     }
 
     pub(super) fn spans_nodes(&self) -> bool {

@@ -13,7 +13,7 @@ use chrono::{DateTime, Utc};
 use lockstep_api::{AttemptOutcome, Blame, FailureCode, FailureReport, NodeId, Rank};
 
 use super::gang::{Gang, Member, Place, Readiness};
-use super::words::{Effect, Replacement, StepError, Word};
+use super::words::{Effect, NewSlot, Replacement, StepError, Word};
 use super::{Attempt, Stage, Stepped, Terms};
 use crate::lease::delta;
 use crate::placement::Refill;
@@ -103,30 +103,33 @@ impl Attempt {
         self.gang.suspect = None;
         self.stage = Stage::Recovering { since: now };
         match self.is_judged() {
-            false => self.begin(&BTreeMap::new(), effects, (terms, now)),
+            false => self.begin(BTreeMap::new(), effects, (terms, now)),
             // Whoever is lost beside them waits for the same generation.
             true => (self, effects),
         }
     }
 
-    /// Slots were found for those that were given up.
+    /// Slots were found for those that were given up. An elastic gang goes on without those for whom there are none.
     pub(super) fn refill(self, places: Vec<Refill>, terms: Terms, now: DateTime<Utc>) -> Stepped {
         let places: BTreeMap<Rank, Refill> =
             places.into_iter().map(|place| (place.rank, place)).collect();
+        let vacant = self.gang.vacant();
+        let size = self.gang.members.len() - vacant.len() + places.len();
         let is_wanted = self.stage.is_at_work()
-            && !places.is_empty()
-            && self.gang.vacant().iter().eq(places.keys())
+            && self.is_judged()
+            && places.keys().all(|rank| vacant.contains(rank))
+            && (places.len() == vacant.len() || self.gang.may_have(size))
             && self.gang.has_survivor(&BTreeSet::new());
         if !is_wanted {
             return (self, vec![]);
         }
-        self.begin(&places, vec![], (terms, now))
+        self.begin(places, vec![], (terms, now))
     }
 
-    /// The next generation.
-    fn begin(
+    /// The next generation. Who was given up and has no place in it is left out.
+    pub(super) fn begin(
         mut self,
-        places: &BTreeMap<Rank, Refill>,
+        mut places: BTreeMap<Rank, Refill>,
         mut effects: Vec<Effect>,
         (terms, now): (Terms, DateTime<Utc>),
     ) -> Stepped {
@@ -134,28 +137,47 @@ impl Attempt {
         let gang = &mut self.gang;
         gang.generation = gang.generation.next();
         (gang.has_progressed, gang.suspect) = (false, None);
-        let mut replacements = Vec::new();
-        for (&rank, member) in &mut gang.members {
-            member.readiness = Readiness::default();
-            if !matches!(member.place, Place::Gone | Place::Vacant) {
-                continue;
-            }
-            let place = places.get(&rank).cloned();
-            if let Some(place) = &place {
-                (member.node, member.node_name) = (place.node, place.node_name.clone());
-                member.node_seen_at = now;
-            }
-            (member.place, member.process) = (Place::Held, gang.next_process);
-            member.first_generation = gang.generation;
+        let size = gang.members.len();
+        gang.members.retain(|rank, it| it.place != Place::Vacant || places.contains_key(rank));
+        let further: Vec<Rank> =
+            places.keys().filter(|rank| !gang.members.contains_key(rank)).copied().collect();
+        let has_other_size = gang.members.len() != size || !further.is_empty();
+        let mut slots = BTreeMap::new();
+        let lost =
+            gang.members.iter().filter(|(_, it)| matches!(it.place, Place::Gone | Place::Vacant));
+        let lost: Vec<Rank> = lost.map(|(rank, _)| *rank).collect();
+        for rank in lost.into_iter().chain(further) {
+            let process = gang.next_process;
             gang.next_process += 1;
-            replacements.push(Replacement { rank, process: member.process, place });
+            let slot = match (places.remove(&rank), gang.members.get_mut(&rank)) {
+                (Some(place), _) => {
+                    gang.members.insert(rank, Member::at(&place, (process, gang.generation), now));
+                    NewSlot::Free(place)
+                }
+                (None, Some(member)) => {
+                    let before = std::mem::replace(&mut member.process, process);
+                    (member.place, member.first_generation) = (Place::Held, gang.generation);
+                    NewSlot::Of(before)
+                }
+                (None, None) => continue,
+            };
+            slots.insert(process, slot);
         }
-        let memories = gang.memories();
-        let is_networked = memories.iter().any(|(_, index)| 0 < *index);
+        if has_other_size {
+            gang.renumber();
+        }
+        gang.members.values_mut().for_each(|it| it.readiness = Readiness::default());
+        let seats = gang.seats();
+        let replacements = seats.iter().filter_map(|seat| {
+            let slot = slots.remove(&seat.process)?;
+            Some(Replacement { rank: seat.rank, process: seat.process, slot })
+        });
+        let replacements = replacements.collect();
+        let is_networked = seats.iter().any(|seat| 0 < seat.memory_index);
         gang.rendezvous_by = is_networked.then(|| now + delta(terms.timeouts.formation()));
         gang.lease_expires_at = gang.lease_expires_at.max(terms.lease.expiry(now));
         self.stage = Stage::Recovering { since: now };
-        effects.push(Effect::Begin { replacements, memories, is_paid });
+        effects.push(Effect::Begin { replacements, seats, is_paid });
         effects.push(Effect::Reassign);
         (self, effects)
     }
@@ -187,19 +209,21 @@ impl Attempt {
             return Err(stale);
         }
         match word {
-            Word::RankExited { rank, .. } => {
-                let member = self.gang.members.get(&rank);
-                let is_current =
-                    member.is_some_and(|it| it.node == node && it.first_generation <= generation);
-                if is_current { self.hear(node, word, terms, now) } else { Ok((self, vec![])) }
+            // Whichever rank the process has now.
+            Word::RankExited { process, .. } => {
+                let member = self.gang.members.values().find(|it| it.process == process);
+                match member.is_some_and(|it| it.first_generation <= generation) {
+                    true => self.hear(node, word, terms, now),
+                    false => Ok((self, vec![])),
+                }
             }
+            Word::Renewed => self.hear(node, word, terms, now),
             Word::Failed(report) => {
                 let report = verdict::with_node_name(report, &self.gang.node_name(node));
                 let failure = Failure { report, node: Some(node) };
                 let file = Effect::File { failure, generation, standing: Standing::Effect };
                 Ok((self, vec![file]))
             }
-            Word::Renewed => self.hear(node, word, terms, now),
             // Steps that were done, done they are.
             Word::Formed | Word::Progressed if self.stage.is_at_work() => Ok((self, vec![])),
             // Said of a set that the node no longer has.

@@ -1,5 +1,7 @@
 //! What can happen to an attempt, what follows, and why a word is refused.
 
+use std::collections::BTreeSet;
+
 use lockstep_api::{AttemptOutcome, Blame, FailureReport, Generation, NodeId, Rank, RankExit};
 
 use crate::placement::Refill;
@@ -24,8 +26,13 @@ pub enum Event {
         /// In which way.
         loss: NodeLoss,
     },
-    /// There are slots for all ranks whose processes were given up.
+    /// There are slots for ranks whose processes were given up: for all of them, or for as many as an elastic gang goes on
+    /// with.
     Refilled(Vec<Refill>),
+    /// There are slots for further ranks of an elastic gang, numbered from its size on.
+    Grown(Vec<Refill>),
+    /// Other jobs wait for the slots of these ranks of an elastic gang.
+    Reclaimed(BTreeSet<Rank>),
     /// Someone wants it to end.
     StopRequested,
     /// Time passed.
@@ -55,8 +62,8 @@ pub enum Word {
     Renewed,
     /// A rank's process is gone.
     RankExited {
-        /// Which.
-        rank: Rank,
+        /// Which: it may have had another rank in an earlier group.
+        process: i32,
         /// How.
         exit: RankExit,
     },
@@ -132,12 +139,13 @@ pub enum Effect {
         /// Whose.
         rank: Rank,
     },
-    /// A new generation of the same attempt begins: other processes take the place of those that were lost.
+    /// A new generation of the same attempt begins: other processes take the place of those that were lost, or it has more
+    /// ranks than the one before, or fewer.
     Begin {
-        /// Those.
+        /// Those that are to be started.
         replacements: Vec<Replacement>,
-        /// Which group memory each rank is in.
-        memories: Vec<(Rank, i32)>,
+        /// Everybody in it, in order of rank.
+        seats: Vec<Seated>,
         /// Whether the job pays for it.
         is_paid: bool,
     },
@@ -152,15 +160,35 @@ pub enum Effect {
     },
 }
 
-/// A process that takes the place of a lost one.
+/// A process that is to be started in a gang at work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replacement {
     /// The rank.
     pub rank: Rank,
     /// The number of the process.
     pub process: i32,
-    /// Its slot; absent: that of the one before it.
-    pub place: Option<Refill>,
+    /// Where.
+    pub slot: NewSlot,
+}
+
+/// The slot of a process that is to be started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NewSlot {
+    /// That of the process with this number, which is given up.
+    Of(i32),
+    /// One that was free.
+    Free(Refill),
+}
+
+/// One process's place in a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seated {
+    /// The number of the process.
+    pub process: i32,
+    /// Its rank.
+    pub rank: Rank,
+    /// Which group memory it is in.
+    pub memory_index: i32,
 }
 
 /// Why an event was refused.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use chrono::{DateTime, Utc};
 
-use super::{Decision, NodeOffer, Reason, Request, SlotOffer, as_count, schedule};
+use super::{Decision, NodeOffer, Pass, Reason, Request, SlotOffer, as_count, schedule};
 
 /// Why a node that lives takes no new work.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,16 +42,13 @@ pub struct ClosedSlots {
 
 /// Like [`schedule`], where some nodes are closed: nothing is placed there, and no slot kept for a job that could only run
 /// there. A job that waits says what they have to do with it.
-pub fn schedule_beside(
-    queue: &[Request],
-    open: &[NodeOffer],
-    closed: &[ClosedNode],
-) -> Vec<Decision> {
+pub fn schedule_beside(queue: &[Request], open: &[NodeOffer], closed: &[ClosedNode]) -> Pass {
+    let Pass { decisions, spare } = schedule(queue, open);
     let explained = |(request, decision)| match decision {
         Decision::Waits(reason) => Decision::Waits(explain(request, reason, open, closed)),
         Decision::Placed(places) => Decision::Placed(places),
     };
-    queue.iter().zip(schedule(queue, open)).map(explained).collect()
+    Pass { decisions: queue.iter().zip(decisions).map(explained).collect(), spare }
 }
 
 fn explain(request: &Request, reason: Reason, open: &[NodeOffer], closed: &[ClosedNode]) -> Reason {
@@ -84,7 +81,7 @@ fn if_taken(request: &Request, open: &[NodeOffer], closed: &[ClosedNode]) -> Opt
         NodeOffer { slots: slots.collect(), ..offer.clone() }
     });
     let all: Vec<NodeOffer> = open.iter().cloned().chain(taken).collect();
-    match schedule(std::slice::from_ref(request), &all).pop()? {
+    match schedule(std::slice::from_ref(request), &all).decisions.pop()? {
         Decision::Waits(reason) => Some(reason),
         Decision::Placed(_) => None,
     }
@@ -108,7 +105,7 @@ impl fmt::Display for ClosedSlots {
 
 #[cfg(test)]
 mod tests {
-    use lockstep_api::{DeviceKind, NodeId, SlotSpec, Transport};
+    use lockstep_api::{DeviceKind, NodeId, RankCount, SlotSpec, Transport};
     use uuid::Uuid;
 
     use super::*;
@@ -133,11 +130,15 @@ mod tests {
     }
 
     fn ask(ranks: u32) -> Request {
-        Request { ranks, slot: SlotSpec::default(), transport: Transport::Auto }
+        Request {
+            ranks: RankCount::Fixed(ranks),
+            slot: SlotSpec::default(),
+            transport: Transport::Auto,
+        }
     }
 
     fn first(request: Request, open: &[NodeOffer], closed: &[ClosedNode]) -> String {
-        match &schedule_beside(&[request], open, closed)[0] {
+        match &schedule_beside(&[request], open, closed).decisions[0] {
             Decision::Placed(places) => format!("placed on {}", places[0].node.0.as_u128()),
             Decision::Waits(reason) => reason.to_string(),
         }
@@ -185,7 +186,7 @@ mod tests {
     #[test]
     fn no_slot_is_kept_for_who_waits_for_a_closed_node() {
         let (open, closed) = ([node(1, &[false])], [quarantined(2, &[false, false])]);
-        let decisions = schedule_beside(&[ask(3), ask(1)], &open, &closed);
+        let decisions = schedule_beside(&[ask(3), ask(1)], &open, &closed).decisions;
         assert!(matches!(decisions[0], Decision::Waits(_)));
         assert!(matches!(decisions[1], Decision::Placed(_)));
     }

@@ -55,6 +55,21 @@ pub enum Reason {
     },
 }
 
+impl Reason {
+    /// Whether it will fit once slots are free.
+    pub fn is_for_free_slots(&self) -> bool {
+        match self {
+            Self::NotFree { .. } => true,
+            Self::Closed { otherwise, .. } => otherwise.is_for_free_slots(),
+            Self::NoNode
+            | Self::NoSuchSlot { .. }
+            | Self::TooFewTogether { .. }
+            | Self::TooFewSlots { .. }
+            | Self::SpansNodes { .. } => false,
+        }
+    }
+}
+
 /// How many nodes a sentence names.
 const NODES_NAMED: usize = 4;
 
@@ -66,20 +81,20 @@ impl fmt::Display for Reason {
             Self::TooFewTogether { request, slots } => write!(
                 f,
                 "all nodes together do not offer {} of {}: they have {slots}",
-                Count(request.ranks, "slot"),
+                Count(request.ranks.min(), "slot"),
                 Kind(&request.slot),
             ),
             Self::TooFewSlots { request, node_name, slots } => write!(
                 f,
                 "no node offers {} of {}: the largest, {node_name}, has {slots}",
-                Count(request.ranks, "slot"),
+                Count(request.ranks.min(), "slot"),
                 Kind(&request.slot),
             ),
             Self::SpansNodes { request, nodes } => {
                 write!(
                     f,
                     "no node offers {} of {}: they would span nodes (",
-                    Count(request.ranks, "slot"),
+                    Count(request.ranks.min(), "slot"),
                     Kind(&request.slot)
                 )?;
                 for (i, (name, slots)) in nodes.iter().take(NODES_NAMED).enumerate() {
@@ -94,7 +109,7 @@ impl fmt::Display for Reason {
             Self::NotFree { request, free } => write!(
                 f,
                 "waits for {} of {}{}: {free} {} free",
-                Count(request.ranks, "free slot"),
+                Count(request.ranks.min(), "free slot"),
                 Kind(&request.slot),
                 match request.transport {
                     Transport::Shm => " on one node",

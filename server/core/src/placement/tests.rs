@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use lockstep_api::RankRange;
 use proptest::prelude::*;
 use uuid::Uuid;
 
@@ -18,7 +19,7 @@ fn node(number: u128, held: &[bool]) -> NodeOffer {
 }
 
 fn ask(ranks: u32, transport: Transport) -> Request {
-    Request { ranks, slot: SlotSpec::default(), transport }
+    Request { ranks: RankCount::Fixed(ranks), slot: SlotSpec::default(), transport }
 }
 
 fn auto(ranks: u32) -> Request {
@@ -37,12 +38,14 @@ fn sentence(decision: &Decision) -> String {
 }
 
 fn first(request: Request, nodes: &[NodeOffer]) -> String {
-    sentence(&schedule(&[request], nodes)[0])
+    sentence(&schedule(&[request], nodes).decisions[0])
 }
 
 /// `(rank, number of the node, slot, group memory)`
 fn places(request: Request, nodes: &[NodeOffer]) -> Vec<(i32, u128, i32, i32)> {
-    let Decision::Placed(places) = &schedule(&[request], nodes)[0] else { panic!("it fits") };
+    let Decision::Placed(places) = &schedule(&[request], nodes).decisions[0] else {
+        panic!("it fits")
+    };
     places.iter().map(|p| (p.rank.0, p.node.0.as_u128(), p.index, p.memory_index)).collect()
 }
 
@@ -119,15 +122,14 @@ fn lost_ranks_get_free_slots_on_few_nodes_and_on_avoided_ones_last() {
     let nodes = [beta, node(1, &[true, false]), node(3, &[false, true, false])];
     let found = |ranks: &[i32], transport| {
         let ranks: BTreeSet<Rank> = ranks.iter().map(|rank| Rank(*rank)).collect();
-        let refills = refill(&ranks, (&SlotSpec::default(), transport), &nodes)?;
-        let places = refills.iter().map(|it| (it.rank.0, it.node.0.as_u128(), it.index));
-        Some(places.collect::<Vec<_>>())
+        let refills = refill(&ranks, (&SlotSpec::default(), transport), &nodes);
+        refills.iter().map(|it| (it.rank.0, it.node.0.as_u128(), it.index)).collect::<Vec<_>>()
     };
-    assert_eq!(found(&[2, 5], Transport::Auto), Some(vec![(2, 3, 0), (5, 3, 2)]));
-    let four = vec![(0, 3, 0), (1, 3, 2), (2, 1, 1), (3, 2, 0)];
-    assert_eq!(found(&[0, 1, 2, 3], Transport::Tcp), Some(four));
-    assert_eq!(found(&[0, 1, 2, 3, 4, 5, 6, 7], Transport::Auto), None, "all or none");
-    assert_eq!(found(&[0], Transport::Shm), None, "the others' memory is elsewhere");
+    assert_eq!(found(&[2, 5], Transport::Auto), [(2, 3, 0), (5, 3, 2)]);
+    let four = [(0, 3, 0), (1, 3, 2), (2, 1, 1), (3, 2, 0)];
+    assert_eq!(found(&[0, 1, 2, 3], Transport::Tcp), four);
+    assert_eq!(found(&[0, 1, 2, 3, 4, 5, 6, 7], Transport::Auto).len(), 7, "as many as there are");
+    assert_eq!(found(&[0], Transport::Shm), [], "the others' memory is elsewhere");
 }
 
 #[test]
@@ -140,19 +142,19 @@ fn with_tcp_every_rank_has_a_memory_of_its_own_even_on_one_node() {
 
 #[test]
 fn a_job_that_fits_passes_one_that_never_does_but_not_one_that_will() {
-    let decisions = schedule(&[auto(9), auto(2), auto(1)], &[node(1, &[true, false])]);
+    let decisions = schedule(&[auto(9), auto(2), auto(1)], &[node(1, &[true, false])]).decisions;
     let got: Vec<_> = decisions.iter().map(sentence).collect();
     assert!(got[0].starts_with("all nodes together do not offer 9 slots"), "{}", got[0]);
     assert!(got[1].ends_with("1 is free"), "{}", got[1]);
     assert!(got[2].ends_with("0 are free"), "the free slot is kept for the second: {}", got[2]);
-    let decisions = schedule(&[auto(9), auto(1)], &[node(1, &[true, false])]);
+    let decisions = schedule(&[auto(9), auto(1)], &[node(1, &[true, false])]).decisions;
     assert_eq!(sentence(&decisions[1]), "placed 1");
 }
 
 #[test]
 fn what_waits_for_several_nodes_keeps_the_free_slots_of_those_it_would_get() {
     let nodes = [node(1, &[true, false]), node(2, &[true, false]), node(3, &[false])];
-    let decisions = schedule(&[auto(4), auto(1), auto(1)], &nodes);
+    let decisions = schedule(&[auto(4), auto(1), auto(1)], &nodes).decisions;
     let Decision::Placed(small) = &decisions[1] else { panic!("n3 is not kept") };
     assert_eq!(small[0].node.0.as_u128(), 3);
     assert!(sentence(&decisions[2]).ends_with("0 are free"), "{}", sentence(&decisions[2]));
@@ -184,7 +186,11 @@ fn any_nodes() -> impl Strategy<Value = Vec<NodeOffer>> {
 
 fn any_request() -> impl Strategy<Value = Request> {
     let transport = prop::sample::select(vec![Transport::Auto, Transport::Shm, Transport::Tcp]);
-    (1..6u32, 1..4u32, 1..2048u32, prop::sample::select(DeviceKind::ALL), transport).prop_map(
+    let ranks = (1..6u32, prop::option::of(0..4u32)).prop_map(|(min, more)| match more {
+        None => RankCount::Fixed(min),
+        Some(more) => RankCount::Elastic(RankRange { min, max: min + more }),
+    });
+    (ranks, 1..4u32, 1..2048u32, prop::sample::select(DeviceKind::ALL), transport).prop_map(
         |(ranks, cores, memory_mib, device, transport)| Request {
             ranks,
             slot: SlotSpec { device, cores, memory_mib },
@@ -208,12 +214,13 @@ proptest! {
     fn a_gang_is_placed_whole_on_slots_that_are_nobodys(
         queue in prop::collection::vec(any_request(), 0..8), nodes in any_nodes(),
     ) {
-        let decisions = schedule(&queue, &nodes);
-        prop_assert_eq!(&decisions, &schedule(&queue, &nodes));
+        let decisions = schedule(&queue, &nodes).decisions;
+        prop_assert_eq!(&decisions, &schedule(&queue, &nodes).decisions);
         let mut given = BTreeSet::new();
         for (request, decision) in queue.iter().zip(&decisions) {
             let Decision::Placed(places) = decision else { continue };
-            prop_assert_eq!(places.len(), request.ranks as usize);
+            let sizes = request.ranks.min()..=request.ranks.max();
+            prop_assert!(sizes.contains(&as_count(places.len())));
             for (i, place) in (0..).zip(places) {
                 prop_assert_eq!(place.rank, Rank(i));
                 prop_assert!(given.insert((place.node, place.device, place.index)), "given twice");
@@ -236,25 +243,30 @@ proptest! {
         }
     }
 
-    /// Nobody waits who could have been placed first, and no gang is spread further than it must be.
+    /// Nobody waits who could have been placed first, nor gets fewer ranks than there is room for, and no gang is spread further
+    /// than it must be.
     #[test]
     fn the_first_in_the_queue_waits_only_if_there_is_no_room(request in any_request(), nodes in any_nodes()) {
         let mut free = free(&request, &nodes);
         free.sort_unstable();
-        let (mut fewest, mut room) = (0, 0);
-        while room < request.ranks as usize && let Some(largest) = free.pop() {
-            fewest += 1;
-            room += largest;
-        }
-        let may_span = request.transport != Transport::Shm || fewest == 1;
-        let has_room = request.ranks as usize <= room && may_span;
-        match &schedule(std::slice::from_ref(&request), &nodes)[0] {
-            Decision::Placed(places) => {
-                prop_assert!(has_room);
-                let used: BTreeSet<_> = places.iter().map(|place| place.node).collect();
-                prop_assert_eq!(used.len(), fewest);
+        // On how few nodes so many ranks have room.
+        let fewest = |ranks: u32| {
+            let (mut free, mut fewest, mut room) = (free.clone(), 0, 0);
+            while room < ranks as usize && let Some(largest) = free.pop() {
+                fewest += 1;
+                room += largest;
             }
-            Decision::Waits(_) => prop_assert!(!has_room),
+            let may_span = request.transport != Transport::Shm || fewest == 1;
+            (ranks as usize <= room && may_span).then_some(fewest)
+        };
+        let sizes = request.ranks.min()..=request.ranks.max();
+        let expected = sizes.rev().find_map(|ranks| Some((ranks as usize, fewest(ranks)?)));
+        match &schedule(std::slice::from_ref(&request), &nodes).decisions[0] {
+            Decision::Placed(places) => {
+                let used: BTreeSet<_> = places.iter().map(|place| place.node).collect();
+                prop_assert_eq!(Some((places.len(), used.len())), expected);
+            }
+            Decision::Waits(_) => prop_assert_eq!(expected, None),
         }
     }
 }

@@ -2,14 +2,15 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where it is wrong")]
 
 mod repair;
+mod resize;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use lockstep_api::{
-    AttemptOutcome, Blame, FailureCode, FailureReport, Generation, NodeId, Phase, Rank, RankExit,
-    Step, Transport,
+    AttemptOutcome, Blame, FailureCode, FailureReport, Generation, NodeId, Phase, Rank, RankCount,
+    RankExit, RankRange, Step, Transport,
 };
 use lockstep_core::{
     Attempt, Effect, Event, Gang, LeaseTerms, Member, NodeLoss, Place, Readiness, Stage, Standing,
@@ -59,6 +60,7 @@ fn placed(nodes: &[u128]) -> Attempt {
         generation: GENERATION,
         lease_expires_at: at(20_000),
         members: members.collect(),
+        ranks: RankCount::Fixed(u32::try_from(nodes.len()).unwrap()),
         rendezvous_by: None,
         suspect: None,
         transport: Transport::Auto,
@@ -73,9 +75,10 @@ fn says(number: u128, word: Word) -> Event {
     Event::Said { node: node(number), generation: GENERATION, word }
 }
 
-fn exit(rank: i32, code: Option<i32>, signal: Option<i32>) -> Word {
+/// Of a process; the first ones have the numbers of their ranks.
+fn exit(process: i32, code: Option<i32>, signal: Option<i32>) -> Word {
     let exit = RankExit { code, signal, phase: Phase::Backward, step: Step(12) };
-    Word::RankExited { rank: Rank(rank), exit }
+    Word::RankExited { process, exit }
 }
 
 fn report(code: FailureCode, rank: Option<i32>) -> FailureReport {

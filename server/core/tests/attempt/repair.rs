@@ -1,11 +1,11 @@
 //! Attempts that go on after they lost ranks.
 
-use lockstep_core::{Refill, Replacement};
+use lockstep_core::{NewSlot, Refill, Replacement, Seated};
 
 use super::*;
 
 /// A gang whose ranks are copies of each other, at work.
-fn at_work(nodes: &[u128]) -> Attempt {
+pub(super) fn at_work(nodes: &[u128]) -> Attempt {
     let mut attempt = placed(nodes);
     attempt.gang.has_copies = true;
     attempt.gang.has_progressed = true;
@@ -22,16 +22,23 @@ fn then(number: u128, word: Word) -> Event {
     Event::Said { node: node(number), generation: next(), word }
 }
 
+/// A process in the slot of the one with the number of its rank.
 fn same_slot(rank: i32, process: i32) -> Replacement {
-    Replacement { rank: Rank(rank), process, place: None }
+    Replacement { rank: Rank(rank), process, slot: NewSlot::Of(rank) }
 }
 
-fn elsewhere(rank: i32, number: u128) -> Refill {
+/// All in one memory.
+fn seats(processes: &[i32]) -> Vec<Seated> {
+    let seat = |(rank, &process)| Seated { process, rank: Rank(rank), memory_index: 0 };
+    (0..).zip(processes).map(seat).collect()
+}
+
+pub(super) fn elsewhere(rank: i32, number: u128) -> Refill {
     let (device, index) = (lockstep_api::DeviceKind::Cpu, 0);
     Refill { rank: Rank(rank), node: node(number), node_name: format!("n{number}"), device, index }
 }
 
-fn begun(effects: &[Effect]) -> Vec<&Effect> {
+pub(super) fn begun(effects: &[Effect]) -> Vec<&Effect> {
     effects.iter().filter(|it| matches!(it, Effect::Begin { .. })).collect()
 }
 
@@ -39,8 +46,8 @@ fn begun(effects: &[Effect]) -> Vec<&Effect> {
 fn a_rank_that_was_killed_is_replaced_in_its_slot_and_the_others_go_on() {
     let (attempt, effects) = go(at_work(&[1, 1]), &[(10, says(1, exit(1, None, Some(9))))]);
     assert_eq!(filed(&effects), [(FailureCode::PeerGone, Some(1), Standing::Verdict)]);
-    let memories = vec![(Rank(0), 0), (Rank(1), 0)];
-    let begin = Effect::Begin { replacements: vec![same_slot(1, 2)], memories, is_paid: false };
+    let (replacements, seats) = (vec![same_slot(1, 2)], seats(&[0, 2]));
+    let begin = Effect::Begin { replacements, seats, is_paid: false };
     assert_eq!(effects[2..], [begin, Effect::Reassign]);
     assert_eq!(attempt.gang.generation, next());
     assert_eq!(attempt.stage, Stage::Recovering { since: at(10) });
@@ -102,7 +109,7 @@ fn what_a_node_says_of_the_group_before_changes_nothing_unless_a_rank_that_goes_
 #[test]
 fn a_group_that_breaks_again_before_a_step_costs_a_retry_and_ends_when_none_is_left() {
     let (attempt, _) = go(at_work(&[1, 1]), &[(0, says(1, exit(1, None, Some(9))))]);
-    let death = then(1, exit(1, None, Some(9)));
+    let death = then(1, exit(2, None, Some(9)));
     let broke = Terms { can_pay: false, ..terms() };
     let (ended, effects) = attempt.step(death, broke, at(1)).unwrap();
     assert_eq!(ended.stage, Stage::Ended(AttemptOutcome::Failed));
@@ -124,9 +131,9 @@ fn the_ranks_of_a_node_that_is_silent_get_slots_elsewhere_and_keep_theirs_until_
     assert_eq!((same, effects), (attempt.clone(), vec![]), "all or none");
     let places = vec![elsewhere(1, 3), elsewhere(2, 1)];
     let (refilled, effects) = go(attempt.clone(), &[(1, Event::Refilled(places))]);
-    let Effect::Begin { replacements, memories, .. } = &effects[0] else { panic!("{effects:?}") };
-    assert!(replacements.iter().all(|it| it.place.is_some()));
-    assert_eq!(memories.iter().map(|it| it.1).collect::<Vec<_>>(), [0, 1, 2]);
+    let Effect::Begin { replacements, seats, .. } = &effects[0] else { panic!("{effects:?}") };
+    assert!(replacements.iter().all(|it| matches!(it.slot, NewSlot::Free(_))));
+    assert_eq!(seats.iter().map(|it| it.memory_index).collect::<Vec<_>>(), [0, 1, 2]);
     assert!(refilled.gang.rendezvous_by.is_some(), "they have to meet");
     let (ended, effects) = go(attempt, &[(10_000, says(1, Word::Renewed)), (60_000, Event::Tick)]);
     assert_eq!(ended.stage, Stage::Ended(AttemptOutcome::LeaseLost));
@@ -209,15 +216,19 @@ fn ranks_that_nobody_renews_do_not_wait_for_slots() {
     assert_eq!(filed(&effects), [(FailureCode::NodeLost, None, Standing::Effect)]);
 }
 
-/// Of attempts that repair themselves, told as what follows from the state that it meets.
+/// Of attempts that repair themselves and change their size, told as what follows from the state that it meets.
 #[derive(Debug, Clone)]
 enum Turn {
     /// Said under a generation so many before the present one.
     Word(u128, i64, Word),
     /// Whatever else.
     Event(Event),
-    /// Slots on a node for whoever waits.
-    Refill(u128),
+    /// Slots on a node for whoever waits, all or some.
+    Refill(u128, usize),
+    /// So many slots on a node for more ranks.
+    Grow(u128, i32),
+    /// Some ranks are wanted back.
+    GiveBack(BTreeSet<i32>),
 }
 
 fn any_turn() -> impl Strategy<Value = Turn> {
@@ -225,7 +236,9 @@ fn any_turn() -> impl Strategy<Value = Turn> {
         8 => (1..4u128, prop::sample::select(vec![0, 0, 0, 1]), any_word())
             .prop_map(|(number, late, word)| Turn::Word(number, late, word)),
         4 => any_other_event().prop_map(Turn::Event),
-        2 => (1..6u128).prop_map(Turn::Refill),
+        2 => (1..6u128, 0..6usize).prop_map(|(number, most)| Turn::Refill(number, most)),
+        2 => (1..6u128, 1..3i32).prop_map(|(number, more)| Turn::Grow(number, more)),
+        1 => prop::collection::btree_set(0..5i32, 1..3).prop_map(Turn::GiveBack),
     ]
 }
 
@@ -237,10 +250,16 @@ impl Turn {
                 Event::Said { node: node(number), generation, word }
             }
             Self::Event(event) => event,
-            Self::Refill(number) => {
+            Self::Refill(number, most) => {
                 let vacant = attempt.gang.vacant();
-                Event::Refilled(vacant.iter().map(|rank| elsewhere(rank.0, number)).collect())
+                let places = vacant.iter().map(|rank| elsewhere(rank.0, number));
+                Event::Refilled(places.take(most).collect())
             }
+            Self::Grow(number, more) => {
+                let size = i32::try_from(attempt.gang.members.len()).unwrap();
+                Event::Grown((size..size + more).map(|rank| elsewhere(rank, number)).collect())
+            }
+            Self::GiveBack(ranks) => Event::Reclaimed(ranks.into_iter().map(Rank).collect()),
         }
     }
 }
@@ -251,15 +270,22 @@ proptest! {
     #[test]
     fn every_generation_has_one_verdict_and_every_process_one_number(
         gang in prop::collection::vec(1..4u128, 2..5), shunned in prop::option::of(1..4u128),
+        elastic in prop::option::of((1..3u32, 0..3u32)),
         turns in prop::collection::vec((any_turn(), 0..4_000i64), 0..60),
     ) {
         let mut attempt = at_work(&gang);
         attempt.gang.shunned.extend(shunned.map(node));
+        let size = u32::try_from(gang.len()).unwrap();
+        if let Some((min, more)) = elastic {
+            attempt.gang.ranks = RankCount::Elastic(RankRange { min, max: size + more });
+        }
+        let sizes = attempt.gang.ranks.min()..=attempt.gang.ranks.max();
         let (mut ms, mut overs, mut verdicts, mut symptoms) = (0, 0, 0, 0);
         for (turn, passed) in turns {
             ms += passed;
             let before = attempt.clone();
             let event = turn.event(&before);
+            let is_resized = matches!(event, Event::Grown(_) | Event::Reclaimed(_));
             let Ok((next, effects)) = attempt.clone().step(event, terms(), at(ms)) else { continue };
             for effect in &effects {
                 match effect {
@@ -274,14 +300,19 @@ proptest! {
                     Effect::Release { rank } => prop_assert!(before.holds_slot(*rank)),
                     Effect::Evict { rank } => {
                         prop_assert!(before.gang.members[rank].place != Place::Vacant);
-                        prop_assert_eq!(next.gang.members[rank].place, Place::Vacant);
+                        prop_assert!(is_resized || next.gang.members[rank].place == Place::Vacant);
                     }
-                    Effect::Begin { replacements, .. } => {
-                        let numbers: Vec<i32> = replacements.iter().map(|it| it.process).collect();
+                    Effect::Begin { replacements, seats, .. } => {
+                        let mut numbers: Vec<i32> = replacements.iter().map(|it| it.process).collect();
+                        numbers.sort_unstable();
                         let given: Vec<i32> = (before.gang.next_process..next.gang.next_process).collect();
                         prop_assert_eq!(numbers, given);
                         prop_assert!(next.gang.members.values().all(|it| it.place == Place::Held));
                         prop_assert_eq!(next.gang.generation, before.gang.generation.next());
+                        prop_assert!(sizes.contains(&u32::try_from(seats.len()).unwrap()));
+                        prop_assert!(next.gang.members.keys().copied().eq((0..).map(Rank).take(seats.len())));
+                        let goes_on = |it: &&Member| it.first_generation != next.gang.generation;
+                        prop_assert!(next.gang.members.values().find(goes_on).is_some(), "nobody has the state");
                     }
                     Effect::Over { .. } => overs += 1,
                     Effect::Reassign => {}
@@ -291,7 +322,7 @@ proptest! {
             let has_begun = !begun(&effects).is_empty();
             prop_assert_eq!(has_begun, next.gang.generation != before.gang.generation);
             if has_begun {
-                prop_assert_eq!(verdicts, 1, "a group was given up for no reason");
+                prop_assert_eq!(verdicts, i32::from(!is_resized), "a group was given up for no reason");
                 (verdicts, symptoms) = (0, 0);
             }
             prop_assert!(verdicts == 0 || next.gang.suspect.is_none() || overs == 1, "{next:?}");

@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use chrono::{DateTime, Utc};
 use lockstep_api::{
     AttemptId, AttemptOutcome, AttemptState, CheckpointId, Generation, JobId, NodeId, Phase,
-    ProjectId, Rank, RankExit, RankPosition, Step, Transport,
+    ProjectId, Rank, RankCount, RankExit, RankPosition, Step, Transport,
 };
-use lockstep_core::{Attempt, Gang, Member, Place, Placed, Readiness, Stage};
+use lockstep_core::{Attempt, Gang, Member, Place, Placed, Readiness, SlotKey, Stage};
 use sqlx::types::Uuid;
 use sqlx::{PgConnection, query, query_scalar};
 
@@ -27,8 +27,8 @@ pub(crate) use held::{
 pub(crate) use network::{Peer, peers, record_endpoints, record_prepared};
 pub(crate) use read::{Assigned, Branch, assigned, branch, idle, newest, steps_done, views};
 pub(crate) use regroup::{
-    NewMember, Slot, Vacancies, begin_generation, evict, held_after_eviction, record_formed,
-    record_progress, release_evicted, with_vacancies,
+    Elastic, NewMember, Vacancies, begin_generation, coming_slots, elastic, evict,
+    held_after_eviction, record_formed, record_progress, release_evicted, with_vacancies,
 };
 pub(crate) use resume::{ended_holding, let_go, resumed_from};
 
@@ -120,6 +120,7 @@ pub(crate) async fn lock(
             rendezvous_by: row.rendezvous_by,
             suspect: suspects.remove(&row.id),
             // The job says so: see `drive`.
+            ranks: RankCount::Fixed(0),
             transport: Transport::Auto,
             has_copies: false,
             has_progressed: row.has_progressed,
@@ -157,7 +158,10 @@ async fn members(
             closed_at IS NOT NULL   AS "is_closed!",
             process, exit_code, signal, finished_at, released_at
         FROM group_member JOIN node USING (node_id)
-        WHERE attempt_id = ANY($1) ORDER BY attempt_id, rank, process DESC
+        JOIN attempt USING (attempt_id)
+        JOIN group_generation AS g USING (attempt_id, generation)
+        WHERE attempt_id = ANY($1) AND rank < g.world_size
+        ORDER BY attempt_id, rank, evicted_at IS NOT NULL, process DESC
         "#,
         attempts,
     )
@@ -240,7 +244,7 @@ pub(crate) async fn insert(
     .await?;
     for (process, place) in (0..).zip(places) {
         let Placed { rank, node, device, index, memory_index } = *place;
-        let slot = Slot { node, device, index };
+        let slot = SlotKey { node, device, index };
         let member = NewMember { process, rank, slot, memory_index };
         regroup::insert_member(&mut *db, (project_id, id, generation), member).await?;
     }
@@ -308,27 +312,33 @@ pub(crate) async fn record_start(
     .map(drop)
 }
 
-/// How a process left, and where it was.
+/// How a process of `node` left, and where it was. Says whether it was one that was given up: its slot is free from now on.
 pub(crate) async fn record_exit(
     db: &mut PgConnection,
     attempt: AttemptId,
-    process: i32,
+    (node, process): (NodeId, i32),
     exit: RankExit,
-) -> sqlx::Result<()> {
+    now: DateTime<Utc>,
+) -> sqlx::Result<bool> {
     let RankExit { code, signal, phase, step } = exit;
-    query!(
-        "UPDATE group_member SET exit_code = $3, signal = $4, phase = $5, step = $6
-         WHERE attempt_id = $1 AND process = $2",
+    let was_given_up = query_scalar!(
+        r#"UPDATE group_member
+           SET exit_code = $4, signal = $5, phase = $6, step = $7,
+               released_at = CASE WHEN evicted_at IS NOT NULL THEN coalesce(released_at, $8) ELSE released_at END
+           WHERE attempt_id = $1 AND process = $2 AND node_id = $3
+           RETURNING evicted_at IS NOT NULL AS "was_given_up!""#,
         attempt as AttemptId,
         process,
+        node as NodeId,
         code,
         signal,
         phase as Phase,
         step as Step,
+        now,
     )
-    .execute(db)
-    .await
-    .map(drop)
+    .fetch_optional(db)
+    .await?;
+    Ok(was_given_up.unwrap_or(false))
 }
 
 /// A rank's process is gone, and its slot free.

@@ -83,8 +83,11 @@ async fn ranks(
         SELECT
             attempt_id AS "attempt_id: AttemptId", rank AS "rank: Rank", node_id AS "node_id: NodeId",
             node.name AS node_name, pid, phase AS "phase: Phase", step AS "step: Step", exit_code, signal
-        FROM (SELECT DISTINCT ON (attempt_id, rank) * FROM group_member
-              WHERE attempt_id = ANY($1) ORDER BY attempt_id, rank, process DESC) AS newest
+        FROM (SELECT DISTINCT ON (attempt_id, rank) m.* FROM group_member AS m
+              JOIN attempt USING (attempt_id)
+              JOIN group_generation AS g USING (attempt_id, generation)
+              WHERE attempt_id = ANY($1) AND rank < g.world_size
+              ORDER BY attempt_id, rank, evicted_at IS NOT NULL, process DESC) AS newest
         JOIN node USING (node_id)
         ORDER BY attempt_id, rank
         "#,
@@ -198,7 +201,7 @@ pub(crate) struct Assigned {
     pub(crate) is_stopping: bool,
     pub(crate) attempt_key: String,
     pub(crate) resume: Option<CheckpointId>,
-    pub(crate) world_size: i64,
+    pub(crate) world_size: i32,
     pub(crate) steps_reported: Step,
     pub(crate) faults_done: Vec<i32>,
     /// In order.
@@ -220,9 +223,8 @@ pub(crate) async fn assigned(db: &mut PgConnection, node: NodeId) -> sqlx::Resul
                 AS "faults_done!",
             (SELECT min(m.first_generation) FROM group_member AS m WHERE m.attempt_id = attempt.attempt_id)
                 AS "begun_under!",
-            (SELECT count(DISTINCT m.rank) FROM group_member AS m WHERE m.attempt_id = attempt.attempt_id)
-                AS "world_size!"
-        FROM attempt JOIN group_member USING (attempt_id)
+            world_size
+        FROM attempt JOIN group_member USING (attempt_id) JOIN group_generation USING (attempt_id, generation)
         WHERE node_id = $1 AND evicted_at IS NULL AND state <> 'ended'
           AND attempt_id IN (SELECT m.attempt_id FROM group_member AS m
                              WHERE m.node_id = $1 AND m.evicted_at IS NULL AND m.finished_at IS NULL)

@@ -5,26 +5,18 @@ use std::collections::BTreeSet;
 use chrono::{DateTime, Utc};
 use lockstep_api::{
     AttemptId, DeviceKind, Generation, JobId, JobSpec, NodeId, OrganisationId, ProjectId, Rank,
-    SlotSpec, Transport,
+    RankCount, SlotSpec, Transport,
 };
-use lockstep_core::{Refill, Replacement};
+use lockstep_core::{NewSlot, Refill, Replacement, Seated, SlotKey};
 use sqlx::types::Json;
 use sqlx::{PgConnection, query, query_scalar};
-
-/// A slot of a node.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Slot {
-    pub(crate) node: NodeId,
-    pub(crate) device: DeviceKind,
-    pub(crate) index: i32,
-}
 
 /// A process to be started.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NewMember {
     pub(crate) process: i32,
     pub(crate) rank: Rank,
-    pub(crate) slot: Slot,
+    pub(crate) slot: SlotKey,
     pub(crate) memory_index: i32,
 }
 
@@ -95,62 +87,79 @@ pub(crate) async fn evict(
     .map(drop)
 }
 
-/// The group of the present generation: other processes in the place of the lost ones, and nobody ready yet.
+/// The group of the present generation: everybody's seat, other processes in the place of the lost ones, and nobody ready yet.
 pub(crate) async fn begin_generation(
     db: &mut PgConnection,
     group: Group,
-    (replacements, memories): (&[Replacement], &[(Rank, i32)]),
+    (replacements, seats): (&[Replacement], &[Seated]),
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     let (_, attempt, _) = group;
-    let memory_of = |rank: Rank| memories.iter().find(|it| it.0 == rank).map_or(0, |it| it.1);
-    for Replacement { rank, process, place } in replacements {
-        let slot = match place {
-            Some(Refill { node, device, index, .. }) => {
-                Slot { node: *node, device: *device, index: *index }
+    let mut slots = Vec::with_capacity(replacements.len());
+    for Replacement { slot, .. } in replacements {
+        slots.push(match slot {
+            NewSlot::Free(Refill { node, device, index, .. }) => {
+                SlotKey { node: *node, device: *device, index: *index }
             }
             // From one process to the next: the agent lets only one of them live.
-            None => hand_over(db, attempt, *rank, now).await?,
-        };
-        let memory_index = memory_of(*rank);
+            NewSlot::Of(process) => hand_over(db, attempt, *process, now).await?,
+        });
+    }
+    seat(db, attempt, seats).await?;
+    for (Replacement { rank, process, .. }, slot) in replacements.iter().zip(slots) {
+        let memory_index = seats.iter().find(|it| it.rank == *rank).map_or(0, |it| it.memory_index);
         let member = NewMember { process: *process, rank: *rank, slot, memory_index };
         insert_member(db, group, member).await?;
     }
-    let (ranks, indices): (Vec<i32>, Vec<i32>) =
-        memories.iter().map(|(rank, index)| (rank.0, *index)).unzip();
+    insert_generation(db, group, seats.len(), now).await
+}
+
+/// Seats the processes that go on.
+async fn seat(db: &mut PgConnection, attempt: AttemptId, seats: &[Seated]) -> sqlx::Result<()> {
+    let processes: Vec<i32> = seats.iter().map(|it| it.process).collect();
+    let ranks: Vec<i32> = seats.iter().map(|it| it.rank.0).collect();
+    let indices: Vec<i32> = seats.iter().map(|it| it.memory_index).collect();
+    // Out of each other's way first: every rank has one process at any time.
     query!(
         "UPDATE group_member
-         SET endpoints = NULL, prepared_at = NULL, memory_index = m.memory_index,
+         SET rank = -1 - m.rank, endpoints = NULL, prepared_at = NULL, memory_index = m.memory_index,
              last_entered = NULL, last_left = NULL, collective = NULL, entered_at = NULL
-         FROM unnest($2::integer[], $3::integer[]) AS m (rank, memory_index)
-         WHERE attempt_id = $1 AND group_member.rank = m.rank AND evicted_at IS NULL",
+         FROM unnest($2::integer[], $3::integer[], $4::integer[]) AS m (process, rank, memory_index)
+         WHERE attempt_id = $1 AND group_member.process = m.process AND evicted_at IS NULL",
         attempt as AttemptId,
+        &processes,
         &ranks,
         &indices,
     )
     .execute(&mut *db)
     .await?;
-    insert_generation(db, group, memories.len(), now).await
+    query!(
+        "UPDATE group_member SET rank = -1 - rank WHERE attempt_id = $1 AND rank < 0",
+        attempt as AttemptId
+    )
+    .execute(db)
+    .await
+    .map(drop)
 }
 
-/// Evicts a rank's process and frees the slot that it answers.
+/// Evicts a process and frees the slot that it answers.
 async fn hand_over(
     db: &mut PgConnection,
     attempt: AttemptId,
-    rank: Rank,
+    process: i32,
     now: DateTime<Utc>,
-) -> sqlx::Result<Slot> {
+) -> sqlx::Result<SlotKey> {
     let row = query!(
         r#"UPDATE group_member SET evicted_at = $3, released_at = coalesce(released_at, $3)
-           WHERE attempt_id = $1 AND rank = $2 AND evicted_at IS NULL
+           WHERE attempt_id = $1 AND process = $2 AND evicted_at IS NULL
            RETURNING node_id AS "node: NodeId", device AS "device: DeviceKind", slot_index"#,
         attempt as AttemptId,
-        rank as Rank,
+        process,
         now,
     )
     .fetch_one(db)
     .await?;
-    Ok(Slot { node: row.node, device: row.device, index: row.slot_index })
+    Ok(SlotKey { node: row.node, device: row.device, index: row.slot_index })
 }
 
 /// The group of `generation` has formed.
@@ -232,7 +241,11 @@ pub(crate) struct Vacancies {
     pub(crate) id: AttemptId,
     pub(crate) job_id: JobId,
     pub(crate) organisation_id: OrganisationId,
-    pub(crate) ranks: BTreeSet<Rank>,
+    /// Those ranks.
+    pub(crate) vacant: BTreeSet<Rank>,
+    /// How many there are with them.
+    pub(crate) world_size: u32,
+    pub(crate) ranks: RankCount,
     pub(crate) slot: SlotSpec,
     pub(crate) transport: Transport,
 }
@@ -243,12 +256,14 @@ pub(crate) async fn with_vacancies(db: &mut PgConnection) -> sqlx::Result<Vec<Va
         r#"
         SELECT attempt_id AS "id: AttemptId", attempt.job_id AS "job_id: JobId",
                project.organisation_id AS "organisation_id: OrganisationId", spec AS "spec: Json<JobSpec>",
+               world_size,
                ARRAY(SELECT DISTINCT m.rank FROM group_member AS m
-                     WHERE m.attempt_id = attempt.attempt_id
+                     WHERE m.attempt_id = attempt.attempt_id AND m.rank < g.world_size
                        AND NOT EXISTS (SELECT FROM group_member AS n
                                        WHERE n.attempt_id = m.attempt_id AND n.rank = m.rank
-                                         AND n.evicted_at IS NULL)) AS "ranks!"
-        FROM attempt JOIN job ON job.job_id = attempt.job_id JOIN project ON project.project_id = job.project_id
+                                         AND n.evicted_at IS NULL)) AS "vacant!"
+        FROM attempt JOIN group_generation AS g USING (attempt_id, generation)
+             JOIN job ON job.job_id = attempt.job_id JOIN project ON project.project_id = job.project_id
         WHERE attempt.state = 'recovering'
         ORDER BY attempt.created_at, attempt_id
         "#
@@ -259,9 +274,72 @@ pub(crate) async fn with_vacancies(db: &mut PgConnection) -> sqlx::Result<Vec<Va
         id: row.id,
         job_id: row.job_id,
         organisation_id: row.organisation_id,
-        ranks: row.ranks.into_iter().map(Rank).collect(),
+        vacant: row.vacant.into_iter().map(Rank).collect(),
+        world_size: row.world_size.unsigned_abs(),
+        ranks: row.spec.0.gang.ranks,
         slot: row.spec.0.gang.slot,
         transport: row.spec.0.ddp.transport,
     });
-    Ok(vacancies.filter(|it| !it.ranks.is_empty()).collect())
+    Ok(vacancies.filter(|it| !it.vacant.is_empty()).collect())
+}
+
+/// An attempt at work whose gang may change its size.
+#[derive(Debug, Clone)]
+pub(crate) struct Elastic {
+    pub(crate) id: AttemptId,
+    pub(crate) job_id: JobId,
+    pub(crate) organisation_id: OrganisationId,
+    pub(crate) ranks: RankCount,
+    pub(crate) slot: SlotSpec,
+    pub(crate) transport: Transport,
+    /// Of its ranks, in order.
+    pub(crate) slots: Vec<SlotKey>,
+}
+
+/// Attempts whose gangs may change their size and have done a step since they last did, the oldest first.
+pub(crate) async fn elastic(db: &mut PgConnection) -> sqlx::Result<Vec<Elastic>> {
+    let rows = query!(
+        r#"
+        SELECT attempt_id AS "id: AttemptId", attempt.job_id AS "job_id: JobId",
+               project.organisation_id AS "organisation_id: OrganisationId", spec AS "spec: Json<JobSpec>",
+               node_id AS "node: NodeId", device AS "device: DeviceKind", slot_index
+        FROM attempt JOIN group_generation AS g USING (attempt_id, generation) JOIN group_member USING (attempt_id)
+             JOIN job ON job.job_id = attempt.job_id JOIN project ON project.project_id = job.project_id
+        WHERE attempt.state = 'running' AND g.first_step_at IS NOT NULL AND evicted_at IS NULL
+          AND jsonb_typeof(spec -> 'gang' -> 'ranks') = 'object'
+        ORDER BY attempt.created_at, attempt_id, rank
+        "#,
+    )
+    .fetch_all(db)
+    .await?;
+    let mut elastic: Vec<Elastic> = Vec::new();
+    for row in rows {
+        let slot = SlotKey { node: row.node, device: row.device, index: row.slot_index };
+        match elastic.last_mut() {
+            Some(last) if last.id == row.id => last.slots.push(slot),
+            Some(_) | None => elastic.push(Elastic {
+                id: row.id,
+                job_id: row.job_id,
+                organisation_id: row.organisation_id,
+                ranks: row.spec.0.gang.ranks,
+                slot: row.spec.0.gang.slot,
+                transport: row.spec.0.ddp.transport,
+                slots: vec![slot],
+            }),
+        }
+    }
+    Ok(elastic)
+}
+
+/// Held slots whose processes are about to go: they were given up, or their attempt is over or told to stop.
+pub(crate) async fn coming_slots(db: &mut PgConnection) -> sqlx::Result<BTreeSet<SlotKey>> {
+    let rows = query!(
+        r#"SELECT node_id AS "node: NodeId", device AS "device: DeviceKind", slot_index
+           FROM group_member JOIN attempt USING (attempt_id)
+           WHERE released_at IS NULL AND (evicted_at IS NOT NULL OR state IN ('stopping', 'ended'))"#
+    )
+    .fetch_all(db)
+    .await?;
+    let key = |node, device, index| SlotKey { node, device, index };
+    Ok(rows.into_iter().map(|row| key(row.node, row.device, row.slot_index)).collect())
 }

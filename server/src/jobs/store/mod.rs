@@ -20,7 +20,6 @@ pub(crate) struct Job {
     pub(crate) generation: Generation,
     pub(crate) waiting: Option<String>,
     pub(crate) ended_because: Option<String>,
-    pub(crate) ranks: i32,
     pub(crate) steps_total: i64,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) ended_at: Option<DateTime<Utc>>,
@@ -51,7 +50,7 @@ pub(crate) async fn insert(db: &mut PgConnection, job: &NewJob<'_>) -> sqlx::Res
         job.principal_id as PrincipalId,
         job.spec.name,
         Json(job.spec) as _,
-        number(job.spec.gang.ranks),
+        number(job.spec.gang.ranks.max()),
         job.samples_per_epoch,
         job.steps_total,
         number(job.spec.retry.user),
@@ -81,7 +80,6 @@ pub(crate) async fn find(
             generation   AS "generation: Generation",
             waiting,
             ended_because,
-            ranks,
             steps_total,
             created_at,
             ended_at
@@ -130,7 +128,6 @@ pub(crate) async fn list(
             generation   AS "generation: Generation",
             waiting,
             ended_because,
-            ranks,
             steps_total,
             created_at,
             ended_at

@@ -1501,7 +1501,7 @@ export interface components {
             milliseconds?: number;
             /** @description When the rank begins this part of the step; for `evaluation` and `checkpoint`, of those that follow it. */
             phase?: components["schemas"]["Phase"];
-            /** @description Which rank. Below `gang.ranks`. */
+            /** @description Which rank. Below the most that `gang.ranks` allows. */
             rank: components["schemas"]["Rank"];
             /** @description In which optimizer step. */
             step: components["schemas"]["Step"];
@@ -1574,11 +1574,10 @@ export interface components {
         /** @description The gang. */
         GangSpec: {
             /**
-             * Format: int32
-             * @description World size. 1 to 64.
+             * @description World size, or between which sizes it may change.
              * @default 1
              */
-            ranks: number;
+            ranks: components["schemas"]["RankCount"];
             /**
              * @description What each rank runs on.
              * @default {
@@ -1840,11 +1839,8 @@ export interface components {
             loss?: number | null;
             /** @description Its name. */
             name: string;
-            /**
-             * Format: int32
-             * @description World size asked for.
-             */
-            ranks: number;
+            /** @description World size asked for. */
+            ranks: components["schemas"]["RankCount"];
             /** @description Where it stands. */
             state: components["schemas"]["JobState"];
             /** @description Optimizer steps done, of the newest attempt. */
@@ -2391,11 +2387,8 @@ export interface components {
                 loss?: number | null;
                 /** @description Its name. */
                 name: string;
-                /**
-                 * Format: int32
-                 * @description World size asked for.
-                 */
-                ranks: number;
+                /** @description World size asked for. */
+                ranks: components["schemas"]["RankCount"];
                 /** @description Where it stands. */
                 state: components["schemas"]["JobState"];
                 /** @description Optimizer steps done, of the newest attempt. */
@@ -2612,6 +2605,8 @@ export interface components {
             /** @description What `entered` is. */
             what?: string | null;
         };
+        /** @description How many ranks train together: always as many, or as slots come and go. */
+        RankCount: number | components["schemas"]["RankRange"];
         /** @description How a rank left, and where its flight record says it was. */
         RankExit: {
             /**
@@ -2655,6 +2650,19 @@ export interface components {
             rank: components["schemas"]["Rank"];
             /** @description The step it is in. */
             step: components["schemas"]["Step"];
+        };
+        /** @description From how many ranks to how many. */
+        RankRange: {
+            /**
+             * Format: int32
+             * @description At most so many. `min` to 64.
+             */
+            max: number;
+            /**
+             * Format: int32
+             * @description At least so many, or the job waits. 1 to `max`.
+             */
+            min: number;
         };
         /** @description One rank of an attempt. */
         RankView: {
@@ -2769,7 +2777,12 @@ export interface components {
             exit: components["schemas"]["RankExit"];
             /** @enum {string} */
             kind: "rank_exited";
-            /** @description Which. */
+            /**
+             * Format: int32
+             * @description Its number among the attempt's processes: it may have had another rank in an earlier group.
+             */
+            process: number;
+            /** @description Its rank in the last group that it belonged to. */
             rank: components["schemas"]["Rank"];
         } | (components["schemas"]["FailureReport"] & {
             /** @enum {string} */

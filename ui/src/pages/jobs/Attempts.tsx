@@ -2,6 +2,9 @@ import { Card, Group, Stack, Table, Text, Title } from "@mantine/core";
 import type { AttemptView } from "../../api/client";
 import { duration } from "../../components/format";
 
+/** World sizes of an attempt whose gang grows and shrinks: the last so many. */
+const SIZES_SHOWN = 8;
+
 /** Every try at the job, newest first, with its ranks. */
 export function Attempts({ attempts }: { attempts: AttemptView[] }) {
   return (
@@ -25,9 +28,15 @@ export function Attempts({ attempts }: { attempts: AttemptView[] }) {
 
 function summary(attempt: AttemptView): string {
   const parts = [`generation ${attempt.generation}`, `from step ${attempt.first_step}`];
-  const repairs = (attempt.groups ?? []).length - 1;
+  const sizes = (attempt.groups ?? []).map((group) => group.world_size);
+  const changes = sizes.filter((size, index) => index === 0 || size !== sizes[index - 1]);
+  const repairs = sizes.length - changes.length;
   if (0 < repairs) {
     parts.push(`repaired in place ${repairs === 1 ? "once" : `${repairs} times`}`);
+  }
+  if (1 < changes.length) {
+    const shown = changes.slice(-SIZES_SHOWN).join(", ");
+    parts.push(`ranks ${SIZES_SHOWN < changes.length ? "…, " : ""}${shown}`);
   }
   if (attempt.first_step_at) {
     parts.push(

@@ -2,7 +2,7 @@ import { Anchor, Button, Group, Progress, Stack, Table, Text, Title } from "@man
 import { useInfiniteQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { type JobSummary, listJobs } from "../../api/client";
-import { moment, number } from "../../components/format";
+import { moment, number, rankCount } from "../../components/format";
 import { StateBadge } from "../../components/StateBadge";
 import { Trouble } from "../../components/Trouble";
 import { paths } from "../../paths";
@@ -80,7 +80,7 @@ function JobTable({ items }: { items: JobSummary[] }) {
                 <Steps job={job} />
               </Table.Td>
               <Table.Td>{number(job.loss)}</Table.Td>
-              <Table.Td>{job.ranks}</Table.Td>
+              <Table.Td>{rankCount(job.ranks)}</Table.Td>
               <Table.Td>{moment(job.created_at)}</Table.Td>
             </Table.Tr>
           ))}

@@ -1,7 +1,7 @@
 import { Button, Card, Group, Stack, Text, Title } from "@mantine/core";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { cancelJob, getJob, getMetrics, type JobView } from "../../api/client";
-import { duration, moment, number } from "../../components/format";
+import { duration, moment, number, rankCount } from "../../components/format";
 import { StateBadge } from "../../components/StateBadge";
 import { Trouble } from "../../components/Trouble";
 import { Arrivals } from "./Arrivals";
@@ -92,7 +92,7 @@ function Heading({ job, isLive }: { job: JobView; isLive: boolean }) {
           .map(([name, value]) => (
             <Fact key={name} name={name.replace("eval/", "test ")} value={number(value)} />
           ))}
-        <Fact name="ranks" value={String(job.ranks)} />
+        <Fact name="ranks" value={rankCount(job.ranks)} />
         <Fact name="timeouts" value={timeouts(job.timeouts)} />
         <Fact name="submitted" value={moment(job.created_at)} />
         {job.ended_at && (

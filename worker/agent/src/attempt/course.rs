@@ -30,6 +30,7 @@ pub(crate) struct Graces {
 /// A rank's process is gone.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Gone {
+    pub(crate) process: i32,
     pub(crate) rank: Rank,
     pub(crate) pid: i32,
     pub(crate) exit: RankExit,
@@ -121,13 +122,18 @@ impl Course {
         Self { ranks, graces, mode, has_verdict: false, held: None, kill_at: None, leaving }
     }
 
-    /// The next group of these ranks begins; `is_new`: its process is one that is started now. Whoever is to stop or die
-    /// still is.
-    pub(crate) fn regroup(&mut self, ranks: impl IntoIterator<Item = (Rank, bool)>) {
-        let old = std::mem::take(&mut self.ranks);
-        let exit = |rank, is_new: bool| old.get(&rank).copied().flatten().filter(|_| !is_new);
-        self.ranks = ranks.into_iter().map(|(rank, is_new)| (rank, exit(rank, is_new))).collect();
-        self.leaving.retain(|rank, _| self.ranks.get(rank).is_some_and(Option::is_none));
+    /// The next group of these ranks begins, with the rank that the process of each had before; none: it is started now.
+    /// Whoever is to stop or die still is.
+    pub(crate) fn regroup(&mut self, ranks: impl IntoIterator<Item = (Rank, Option<Rank>)>) {
+        let (old, was_leaving) =
+            (std::mem::take(&mut self.ranks), std::mem::take(&mut self.leaving));
+        for (rank, before) in ranks {
+            let exit = before.and_then(|before| old.get(&before).copied().flatten());
+            self.ranks.insert(rank, exit);
+            if let (None, Some(at)) = (exit, before.and_then(|before| was_leaving.get(&before))) {
+                self.leaving.insert(rank, *at);
+            }
+        }
         if matches!(self.mode, Mode::Running | Mode::Interrupted) {
             (self.mode, self.has_verdict, self.held) = (Mode::Running, false, None);
         }
@@ -220,11 +226,11 @@ impl Course {
     }
 
     fn gone(&mut self, gone: Gone, actions: &mut Vec<Action>) {
-        let Gone { rank, exit, .. } = gone;
+        let Gone { process, rank, exit, .. } = gone;
         self.ranks.insert(rank, Some(exit));
         self.leaving.remove(&rank);
         let is_bad = exit.code != Some(0);
-        let report = Report::RankExited { rank, exit };
+        let report = Report::RankExited { process, rank, exit };
         if is_bad && self.mode != Mode::Killed && !self.has_verdict {
             match &mut self.held {
                 // One that left by itself after its complaint was held did so because of it.
@@ -305,7 +311,7 @@ impl Course {
 }
 
 fn peer_gone(gone: &Gone) -> FailureReport {
-    let Gone { rank, pid, exit, last_words } = gone;
+    let Gone { process: _, rank, pid, exit, last_words } = gone;
     let RankExit { code, signal, phase, step } = *exit;
     let how = match (signal, code) {
         (Some(signal), _) => format!("was killed by {}", signal_name(signal)),

@@ -16,7 +16,13 @@ fn exit(code: Option<i32>, signal: Option<i32>) -> RankExit {
 }
 
 fn gone(rank: i32, exit: RankExit) -> Input {
-    Input::Gone(Gone { rank: Rank(rank), pid: 100 + rank, exit, last_words: Vec::new() })
+    Input::Gone(Gone {
+        process: rank,
+        rank: Rank(rank),
+        pid: 100 + rank,
+        exit,
+        last_words: Vec::new(),
+    })
 }
 
 fn failure(code: FailureCode, missing: &[i32]) -> FailureReport {
@@ -70,10 +76,10 @@ fn the_next_group_begins_with_a_clean_slate() {
     let (mut course, now) = course(2);
     course.step(gone(1, exit(None, Some(9))), now);
     assert_eq!(reports(&course.step(interrupted(0, &[1]), now)), [""; 0], "that is known");
-    course.regroup([(Rank(0), false), (Rank(1), true)]);
+    course.regroup([(Rank(0), Some(Rank(0))), (Rank(1), None)]);
     assert_eq!(reports(&course.step(interrupted(0, &[1]), now)), [""; 0], "held");
     assert_eq!(reports(&course.step(Input::Tick, now + HOLD)), ["not_entered", "interrupt"]);
-    course.regroup([(Rank(0), false), (Rank(1), true)]);
+    course.regroup([(Rank(0), Some(Rank(0))), (Rank(1), None)]);
     course.step(gone(0, exit(Some(0), None)), now);
     course.step(gone(1, exit(Some(0), None)), now);
     assert_eq!(course.ending(), Some(Ending::Finished));

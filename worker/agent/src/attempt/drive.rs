@@ -1,37 +1,34 @@
 //! Acts out what `course` decides: starts the ranks, hears them, kills them, reports.
 
+mod seating;
+
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use camino::Utf8PathBuf;
-use futures::future::join_all;
 use lockstep_api::{
-    AgentMessage, AssignedRank, Assignment, FailureCode, FailureReport, FaultKind, FaultSpec,
-    FaultTarget, Fence, LogLevel, Rank, RankConfig, RankMessage, RankNetwork, Regroup, Report,
-    ReportedLine,
+    AgentMessage, Assignment, FailureReport, FaultKind, FaultSpec, FaultTarget, Fence, LogLevel,
+    Rank, RankMessage, Report, ReportedLine,
 };
-use rustix::process::{Pid, Signal, getpid, kill_process};
-use tokio::process::Child;
+use rustix::process::{Signal, getpid, kill_process};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::checkpoints::{Checkpoints, Outcome, Written};
 use super::course::{Action, Course, Ending, Gone, Graces, Input, own_failure};
-use super::link::{Heard, Socket, Word, serve};
-use super::meet::{self, Seat, Sockets};
+use super::link::Heard;
+use super::meet::{self, Sockets};
 use super::positions::{Positions, process_state};
 use super::prepare::{PrepareError, Ready, folder_of, prepare};
-use super::process::{RankProcess, Watch, feed};
+use super::process::RankProcess;
 use super::reporter::Reporter;
 use crate::folder::WorkFolder;
 use crate::gang::{Order, fence_of};
 use crate::node::{Node, Note, blocking};
-use crate::spawn::{GangCommand, Inherited, Joined};
 use lockstep_service::chain;
+use seating::could_not_start;
 
 /// Messages of ranks that wait for the attempt's task. When it is full, ranks wait.
 const HEARD_QUEUE: usize = 1024;
@@ -138,11 +135,6 @@ async fn until(told: &mut watch::Receiver<Told>, is_it: impl FnMut(&Told) -> boo
     }
 }
 
-fn could_not_start(error: &anyhow::Error) -> FailureReport {
-    let text = format!("the ranks could not be started: {error:#}");
-    own_failure(FailureCode::PrepareFailed, text)
-}
-
 fn could_not_prepare(node: &Node, fence: Fence, error: &PrepareError, reporter: &mut Reporter) {
     let text = chain(error);
     tracing::warn!(attempt = %fence.attempt_id, error = %text, "an attempt could not be prepared");
@@ -159,7 +151,7 @@ fn lost(node: &Node, fence: Fence) {
     }
 }
 
-/// The running gang.
+/// The running gang. How it gets from one group to the next: see `seating`.
 struct Drive {
     node: Arc<Node>,
     /// Under the newest generation.
@@ -179,8 +171,8 @@ struct Drive {
     heard: mpsc::Receiver<Heard>,
     line: mpsc::Sender<ReportedLine>,
     lines: mpsc::Receiver<ReportedLine>,
-    go: mpsc::Sender<(i32, Gone)>,
-    gone: mpsc::Receiver<(i32, Gone)>,
+    go: mpsc::Sender<Gone>,
+    gone: mpsc::Receiver<Gone>,
     socket_paths: Vec<Utf8PathBuf>,
     /// Faults that the job asked for.
     chaos: Vec<FaultSpec>,
@@ -227,158 +219,6 @@ impl Drive {
         }
     }
 
-    /// Seats the ranks of a group: starts those that do not run, tells the others.
-    async fn seat(&mut self, assignment: &Assignment, sockets: Sockets) -> anyhow::Result<()> {
-        let path = self.node.places.sockets.join(socket_name(fence_of(assignment)));
-        let mut socket = Socket::bind(path.clone())?;
-        self.socket_paths.push(path);
-        let mut networks = Vec::new();
-        let mut members = Vec::new();
-        for (assigned, seat) in assignment.ranks.iter().zip(meet::seats(assignment, sockets)) {
-            let Seat { memory_index, listener, network } = seat;
-            let is_running = self.processes.contains_key(&assigned.process);
-            members.push(Inherited { memory_index, listener, is_running });
-            networks.push(network);
-        }
-        let gang = self.node.spawner.gang(GangCommand {
-            program: self.node.places.rank_binary.clone(),
-            args: vec!["train".to_owned()],
-            folder: self.ready.folder.clone(),
-            members,
-        });
-        let gang =
-            gang.await.with_context(|| format!("cannot start {}", self.node.places.rank_binary))?;
-        let mut feeds = Vec::new();
-        for (place, (joined, network)) in gang.members.into_iter().zip(networks).enumerate() {
-            match joined {
-                Joined::Running { memory, listener } => {
-                    self.tell_group(assignment, place, network, (memory, listener));
-                }
-                Joined::Started { child, group_fd, listener_fd } => {
-                    let config = self.ready.config(
-                        &self.node,
-                        assignment,
-                        place,
-                        socket.path.as_str(),
-                        (group_fd, listener_fd, network),
-                    );
-                    feeds.push(self.watch(assignment.ranks[place], &config, child, &mut socket)?);
-                }
-            }
-        }
-        let key = assignment.attempt_key.clone();
-        self.tasks.spawn(serve(socket, key, self.hear.clone()));
-        join_all(feeds).await;
-        Ok(())
-    }
-
-    /// Tells a rank that runs of its next group.
-    fn tell_group(
-        &self,
-        assignment: &Assignment,
-        place: usize,
-        network: Option<RankNetwork>,
-        (memory, listener): (Arc<OwnedFd>, Option<OwnedFd>),
-    ) {
-        let AssignedRank { rank, process, .. } = assignment.ranks[place];
-        let Some(known) = self.processes.get(&process) else { return };
-        let message = AgentMessage::Regroup(Regroup {
-            generation: assignment.generation,
-            rank,
-            world_size: assignment.world_size,
-            network,
-            steps_reported: assignment.steps_reported,
-        });
-        let descriptors = [memory].into_iter().chain(listener.map(Arc::new)).collect();
-        known.say(Word { message, descriptors });
-    }
-
-    /// Looks after a process that was just started. Answers the future that gives it its settings.
-    fn watch(
-        &mut self,
-        assigned: AssignedRank,
-        config: &RankConfig,
-        mut child: Child,
-        socket: &mut Socket,
-    ) -> anyhow::Result<impl Future<Output = ()> + use<>> {
-        let AssignedRank { rank, process, .. } = assigned;
-        let config = serde_json::to_vec(config).context("a rank's settings as JSON")?;
-        let fed = feed(child.stdin.take(), config);
-        let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        let pid = id.context("a rank ended before it was looked at")?;
-        let (ear, words) = socket.expect(rank, process);
-        let known = RankProcess::new(rank, pid, words);
-        self.positions.add(rank, pid.as_raw_pid(), self.ready.flight_record(process));
-        self.reporter.report(Report::RankStarted { rank, pid: pid.as_raw_pid() });
-        let watch = Watch {
-            rank,
-            process,
-            child,
-            positions: self.positions.clone(),
-            ear,
-            clock: self.node.clock.clone(),
-            lines: self.line.clone(),
-            gone: self.go.clone(),
-        };
-        self.tasks.spawn(watch.start(&known));
-        self.processes.insert(process, known);
-        Ok(fed)
-    }
-
-    /// The next generation: who is not in it is killed, and the group forms once they are gone and everybody can be reached.
-    async fn regroup(&mut self, wanted: Arc<Assignment>) {
-        if !self.course.can_regroup() {
-            return;
-        }
-        self.hear_all();
-        self.fence = fence_of(&wanted);
-        self.reporter.set_fence(self.fence);
-        let place_of = |process: i32| wanted.ranks.iter().find(|it| it.process == process);
-        for (process, mut known) in std::mem::take(&mut self.processes) {
-            match place_of(process) {
-                Some(assigned) => {
-                    known.rank = assigned.rank;
-                    self.processes.insert(process, known);
-                }
-                None => {
-                    known.kill();
-                    if known.is_alive() {
-                        self.evicted.insert(process, known);
-                    }
-                }
-            }
-        }
-        self.positions.retain(|rank| wanted.ranks.iter().any(|it| it.rank == rank));
-        let is_new = |assigned: &AssignedRank| !self.processes.contains_key(&assigned.process);
-        let ranks: Vec<_> = wanted.ranks.iter().map(|it| (it.rank, is_new(it))).collect();
-        self.course.regroup(ranks);
-        self.processes.values().for_each(|it| it.say(AgentMessage::Interrupt.into()));
-        match meet::listen(&self.node, &wanted, &mut self.reporter).await {
-            Ok(sockets) => {
-                meet::say_prepared(&wanted, &mut self.reporter);
-                self.next = Some((wanted, sockets));
-            }
-            Err(error) => {
-                let error = PrepareError::from(error);
-                self.act(Input::Broken(own_failure(error.code(), chain(&error))));
-            }
-        }
-        self.seat_next().await;
-    }
-
-    /// Seats the next group, if nothing is missing.
-    async fn seat_next(&mut self) {
-        let is_ready =
-            |(wanted, _): &mut (Arc<Assignment>, Sockets)| meet::are_endpoints_known(wanted);
-        if !self.evicted.is_empty() {
-            return;
-        }
-        let Some((wanted, sockets)) = self.next.take_if(is_ready) else { return };
-        if let Err(error) = self.seat(&wanted, sockets).await {
-            self.act(Input::Broken(could_not_start(&error)));
-        }
-    }
-
     /// Until every rank is gone and every checkpoint that counts is published.
     async fn until_over(&mut self, mut told: watch::Receiver<Told>) -> Ending {
         let mut unfinished = self.checkpoints.unfinished();
@@ -403,7 +243,7 @@ impl Drive {
                     let now = told.borrow_and_update().clone();
                     self.hear_told(now, &mut order).await;
                 }
-                Some((process, gone)) = self.gone.recv() => self.lose(process, gone).await,
+                Some(gone) = self.gone.recv() => self.lose(gone).await,
                 outcome = self.checkpoints.outcome() => self.checkpoint(outcome),
                 () = sleep_until(deadline) => {
                     if self.reporter.deadline().is_some_and(|at| at <= Instant::now()) {
@@ -444,14 +284,15 @@ impl Drive {
     }
 
     /// A process is gone.
-    async fn lose(&mut self, process: i32, gone: Gone) {
+    async fn lose(&mut self, gone: Gone) {
         self.hear_all();
+        let Gone { process, rank, exit, .. } = gone;
         if self.evicted.remove(&process).is_some() {
+            // Its slot waits for that.
+            self.reporter.report(Report::RankExited { process, rank, exit });
             self.seat_next().await;
-            return;
-        }
-        if let Some(known) = self.processes.get(&process) {
-            self.act(Input::Gone(Gone { rank: known.rank, ..gone }));
+        } else if self.processes.contains_key(&process) {
+            self.act(Input::Gone(gone));
         }
     }
 
@@ -472,7 +313,7 @@ impl Drive {
                 Action::Kill(rank) => {
                     self.processes
                         .values()
-                        .filter(|it| it.rank == rank)
+                        .filter(|it| it.rank() == rank)
                         .for_each(RankProcess::kill);
                 }
                 Action::KillAll => {
@@ -506,7 +347,7 @@ impl Drive {
             Heard::Message { process, message } => (process, message),
         };
         // What one says that was given up has been judged.
-        let Some(rank) = self.processes.get(&process).map(|known| known.rank) else { return };
+        let Some(rank) = self.processes.get(&process).map(RankProcess::rank) else { return };
         match message {
             RankMessage::Failed(report) => {
                 let report = self.with_positions(report);
@@ -617,12 +458,6 @@ async fn sleep_until(deadline: Option<Instant>) {
 fn graces(assignment: &Assignment) -> Graces {
     let limits = assignment.spec.timeouts.effective();
     Graces { stop: limits.stop_grace(), leave: limits.leave_grace() }
-}
-
-/// Short, and different for every fence: the random end of the attempt's id, and the generation.
-fn socket_name(fence: Fence) -> String {
-    let id = fence.attempt_id.to_string();
-    format!("{}-{}", &id[id.len().saturating_sub(12)..], fence.generation)
 }
 
 #[cfg(test)]

@@ -7,12 +7,13 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use lockstep_api::{
-    AgentMessage, Digest, LedgerEntry, LogSource, Phase, RANK_ENVIRONMENT, RankConfig, RankExit,
-    Span, SpanKind, Step, StepReport, StepSpans,
+    AgentMessage, Digest, FailureCode, LedgerEntry, LogSource, Phase, RANK_ENVIRONMENT, RankConfig,
+    RankExit, Span, SpanKind, Step, StepReport, StepSpans,
 };
 use lockstep_client::Client;
 use lockstep_service::Clock;
 use lockstep_shm::FlightRecord;
+use rustix::process::Pid;
 
 use super::*;
 use crate::cache::Cache;
@@ -186,7 +187,7 @@ pub(crate) fn short(report: &Report) -> String {
         Report::Evaluated { .. } => "evaluated".to_owned(),
         Report::Log { .. } => "log".to_owned(),
         Report::Timeline { .. } => "timeline".to_owned(),
-        Report::RankExited { rank, exit: RankExit { code, signal, .. } } => {
+        Report::RankExited { rank, exit: RankExit { code, signal, .. }, .. } => {
             format!("exited {rank} {code:?} {signal:?}")
         }
         Report::Failed(failure) => format!("failed {}", failure.code),
@@ -291,7 +292,10 @@ async fn the_next_group_has_the_ranks_that_live_and_a_new_process_for_each_that_
     assert_eq!(bench.pid(0), pids[0], "whoever lives goes on");
     assert_ne!([bench.pid(1), bench.pid(2)], pids[1..]);
     assert_eq!(process_state(pids[1]), None);
-    let said = shorts(&bench.end().await);
+    let reports = bench.end().await;
+    let is_gone = |it: &&Report| matches!(it, Report::RankExited { process: 1, rank: Rank(1), .. });
+    assert_eq!(reports.iter().filter(is_gone).count(), 1, "its slot waits for that");
+    let said = shorts(&reports);
     let started = |rank| said.iter().filter(|it| **it == format!("started {rank}")).count();
     assert_eq!([started(0), started(1), started(2)], [1, 2, 2], "{said:?}");
     assert_eq!(said.iter().filter(|it| it.starts_with("failed")).count(), 1, "{said:?}");

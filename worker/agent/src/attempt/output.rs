@@ -44,10 +44,10 @@ pub(crate) fn cut(text: &str, cap: usize) -> &str {
     &text[..text.floor_char_boundary(cap)]
 }
 
-/// Hands on lines until the rank closes its standard error. `clock` dates them, `now` measures their rate.
+/// Hands on lines until the rank closes its standard error. `rank`: which it is now; `clock` dates them, `now` measures their rate.
 pub(crate) async fn pump(
     from: impl AsyncRead + Unpin,
-    rank: Rank,
+    rank: impl Fn() -> Rank,
     clock: Clock,
     now: impl Fn() -> Instant,
     last_words: LastWords,
@@ -57,14 +57,14 @@ pub(crate) async fn pump(
     let mut rate = Rate { tokens: BURST_LINES, at: now(), dropped: 0 };
     let line_of = |text: String, level| {
         let at = clock.now();
-        ReportedLine { rank: Some(rank), source: LogSource::Stderr, level, at, text }
+        ReportedLine { rank: Some(rank()), source: LogSource::Stderr, level, at, text }
     };
     loop {
         let text = match next_line(&mut reader).await {
             Ok(Some(text)) => text,
             Ok(None) => break,
             Err(error) => {
-                tracing::debug!(%rank, %error, "cannot read a rank's standard error");
+                tracing::debug!(rank = %rank(), %error, "cannot read a rank's standard error");
                 break;
             }
         };
@@ -155,7 +155,7 @@ mod tests {
         let (sender, mut receiver) = mpsc::channel(100_000);
         let words = LastWords::default();
         let moment = Instant::now();
-        pump(&text[..], Rank(0), Clock::system(), || moment, words.clone(), sender).await;
+        pump(&text[..], || Rank(0), Clock::system(), || moment, words.clone(), sender).await;
         let mut lines = Vec::new();
         while let Some(line) = receiver.recv().await {
             lines.push(line.text);

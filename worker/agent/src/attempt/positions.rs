@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use lockstep_api::{CollectivePosition, Phase, Rank, RankPosition, Step};
 use lockstep_shm::{FlightEntry, FlightPosition, FlightRecord, monotonic_ns};
 use serde_json::{Value, json};
@@ -34,21 +34,27 @@ impl Positions {
         Self { ranks: Mutex::default(), soft }
     }
 
-    /// A rank was started, in the place of an earlier one or not. It makes the flight record at `record` itself.
+    /// A rank was started. It makes the flight record at `record` itself.
     pub(crate) fn add(&self, rank: Rank, pid: i32, record: Utf8PathBuf) {
-        let mut ranks = self.lock();
-        ranks.retain(|it| it.rank != rank);
-        ranks.push(Local { rank, pid, record });
+        self.lock().push(Local { rank, pid, record });
     }
 
-    /// Only these ranks are of this node.
-    pub(crate) fn retain(&self, is_here: impl Fn(Rank) -> bool) {
-        self.lock().retain(|it| is_here(it.rank));
+    /// The ranks that processes have in the next group; `None`: not one of it.
+    pub(crate) fn seat(&self, rank_of: impl Fn(i32) -> Option<Rank>) {
+        self.lock().retain_mut(|it| match rank_of(it.pid) {
+            Some(rank) => {
+                it.rank = rank;
+                true
+            }
+            None => false,
+        });
     }
 
     /// Where a rank is, or was when it died.
     pub(crate) fn of(&self, rank: Rank) -> (Phase, Step) {
-        self.lock().iter().find(|it| it.rank == rank).map_or((Phase::Starting, Step(0)), read)
+        let ranks = self.lock();
+        let found = ranks.iter().find(|it| it.rank == rank);
+        found.map_or((Phase::Starting, Step(0)), |it| where_is(&it.record))
     }
 
     /// A rank's process.
@@ -98,9 +104,9 @@ impl Positions {
     }
 }
 
-/// A record that cannot be read is one that the rank had not begun.
-fn read(local: &Local) -> (Phase, Step) {
-    let found = FlightRecord::open(&local.record).and_then(|record| record.read());
+/// Where the rank with this flight record is, or was when it died. A record that cannot be read is one that it had not begun.
+pub(crate) fn where_is(record: &Utf8Path) -> (Phase, Step) {
+    let found = FlightRecord::open(record).and_then(|record| record.read());
     let Ok(position) = found else { return (Phase::Starting, Step(0)) };
     let phase = Phase::ALL.get(position.phase as usize).copied().unwrap_or(Phase::Starting);
     (phase, Step(position.step.max(0)))
@@ -108,7 +114,7 @@ fn read(local: &Local) -> (Phase, Step) {
 
 fn position(local: &Local, now: u64) -> RankPosition {
     let Local { rank, pid, record } = local;
-    let (phase, step) = read(local);
+    let (phase, step) = where_is(record);
     let found = FlightRecord::open(record).and_then(|record| record.read()).ok();
     let is_stopped = matches!(process_state(*pid), Some('T' | 't'));
     let pause = found.map_or(0, |it| it.paused_until_ns.saturating_sub(now));

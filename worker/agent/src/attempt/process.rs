@@ -2,9 +2,10 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
+use camino::Utf8PathBuf;
 use lockstep_api::{Rank, ReportedLine};
 use lockstep_service::Clock;
 use rustix::process::Pid;
@@ -16,7 +17,7 @@ use tokio::time::Instant;
 use super::course::{Gone, exit_of};
 use super::link::{Ear, Word};
 use super::output::{LastWords, pump};
-use super::positions::Positions;
+use super::positions::where_is;
 use crate::spawn::kill_group;
 
 /// How long what a dead rank said may take to be handed on.
@@ -25,8 +26,8 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// A started rank.
 #[derive(Debug)]
 pub(crate) struct RankProcess {
-    /// Its rank in the present group.
-    pub(crate) rank: Rank,
+    /// Its rank in the present group; its watch reads it too.
+    rank: Arc<AtomicI32>,
     pub(crate) pid: Pid,
     is_alive: Arc<AtomicBool>,
     words: mpsc::UnboundedSender<Word>,
@@ -34,7 +35,17 @@ pub(crate) struct RankProcess {
 
 impl RankProcess {
     pub(crate) fn new(rank: Rank, pid: Pid, words: mpsc::UnboundedSender<Word>) -> Self {
-        Self { rank, pid, is_alive: Arc::new(AtomicBool::new(true)), words }
+        let (rank, is_alive) = (Arc::new(AtomicI32::new(rank.0)), Arc::new(AtomicBool::new(true)));
+        Self { rank, pid, is_alive, words }
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        Rank(self.rank.load(Ordering::Relaxed))
+    }
+
+    /// It has another rank in the next group.
+    pub(crate) fn seat(&self, rank: Rank) {
+        self.rank.store(rank.0, Ordering::Relaxed);
     }
 
     /// Whether it has not been reaped.
@@ -45,7 +56,7 @@ impl RankProcess {
     /// Says something to the rank, as soon as it listens.
     pub(crate) fn say(&self, word: Word) {
         if self.words.send(word).is_err() {
-            tracing::debug!(rank = self.rank.0, "a rank is gone before it was told something");
+            tracing::debug!(rank = self.rank().0, "a rank is gone before it was told something");
         }
     }
 
@@ -69,21 +80,21 @@ pub(crate) async fn feed(stdin: Option<ChildStdin>, config: Vec<u8>) {
 /// What watching one rank needs.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    pub(crate) rank: Rank,
     pub(crate) process: i32,
     pub(crate) child: Child,
-    pub(crate) positions: Arc<Positions>,
+    pub(crate) record: Utf8PathBuf,
     pub(crate) ear: Ear,
     pub(crate) clock: Clock,
     pub(crate) lines: mpsc::Sender<ReportedLine>,
-    /// With the number of the process.
-    pub(crate) gone: mpsc::Sender<(i32, Gone)>,
+    pub(crate) gone: mpsc::Sender<Gone>,
 }
 
 impl Watch {
     /// Waits for the end of the process, then for the end of what it said, then tells.
     pub(crate) fn start(mut self, process: &RankProcess) -> impl Future<Output = ()> + use<> {
         let (pid, is_alive) = (process.pid.as_raw_pid(), process.is_alive.clone());
+        let label = process.rank.clone();
+        let rank = move || Rank(label.load(Ordering::Relaxed));
         async move {
             let last_words = LastWords::default();
             let stderr = self.child.stderr.take();
@@ -91,7 +102,7 @@ impl Watch {
             let words = last_words.clone();
             let mut pumping = pin!(async {
                 if let Some(stderr) = stderr {
-                    pump(stderr, self.rank, clock, Instant::now, words, self.lines.clone()).await;
+                    pump(stderr, &rank, clock, Instant::now, words, self.lines.clone()).await;
                 }
             });
             let mut is_pumped = false;
@@ -109,21 +120,17 @@ impl Watch {
                 self.ear.heard_out().await;
             };
             if tokio::time::timeout(DRAIN, drained).await.is_err() {
-                tracing::warn!(
-                    rank = self.rank.0,
-                    pid,
-                    "a dead rank's words could not all be read"
-                );
+                tracing::warn!(rank = rank().0, pid, "a dead rank's words could not all be read");
             }
             let status = status.unwrap_or_else(|error| {
-                tracing::error!(rank = self.rank.0, pid, %error, "cannot learn how a rank ended");
+                tracing::error!(rank = rank().0, pid, %error, "cannot learn how a rank ended");
                 std::process::ExitStatus::default()
             });
-            let exit = exit_of(status, self.positions.of(self.rank));
-            let last_words = last_words.take();
-            let gone = Gone { rank: self.rank, pid, exit, last_words };
+            let exit = exit_of(status, where_is(&self.record));
+            let (process, last_words) = (self.process, last_words.take());
+            let gone = Gone { process, rank: rank(), pid, exit, last_words };
             // Nobody listens when the attempt's task is gone itself.
-            drop(self.gone.send((self.process, gone)).await);
+            drop(self.gone.send(gone).await);
         }
     }
 }

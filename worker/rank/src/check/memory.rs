@@ -29,7 +29,10 @@ pub(super) fn of_model(spec: &JobSpec, model: &Model, batch: &Batch) -> Result<u
     let more_sums = match spec.ddp.reduction {
         Reduction::Fast => 0,
         Reduction::FixedTree => {
-            lockstep_ddp::slots_needed(spec.gang.ranks as usize, grains).saturating_sub(1) as u64
+            // Neither the smallest gang nor the largest needs the most for certain.
+            let sizes = spec.gang.ranks.min() as usize..=spec.gang.ranks.max() as usize;
+            let most = sizes.map(|world| lockstep_ddp::slots_needed(world, grains)).max();
+            most.unwrap_or(1).saturating_sub(1) as u64
         }
     };
     let inputs = inputs(spec, model, batch);

@@ -11,7 +11,7 @@ impl Check {
         });
         for (index, fault) in spec.chaos.iter().enumerate() {
             let field = |name: &str| format!("chaos[{index}].{name}");
-            let (rank, ranks) = (i64::from(fault.rank.0), i64::from(spec.gang.ranks));
+            let (rank, ranks) = (i64::from(fault.rank.0), i64::from(spec.gang.ranks.max()));
             self.that((0..ranks).contains(&rank), &field("rank"), || {
                 format!("expected 0 to {}, got {rank}", ranks - 1)
             });

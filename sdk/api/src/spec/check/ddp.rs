@@ -24,7 +24,7 @@ impl Check {
         if 1 < ddp.sync_every {
             // One that has nothing to do would count as much in the mean as those that have learnt.
             let most = spec.train.global_batch.div_ceil(spec.train.micro_batch.max(1));
-            let ranks = spec.gang.ranks;
+            let ranks = spec.gang.ranks.max();
             self.that(ranks <= most, "gang.ranks", || {
                 format!("expected at most {most} with ddp.sync_every above 1, the micro batches of a step, got {ranks}")
             });

@@ -3,6 +3,7 @@
 mod chaos;
 mod checkpoint;
 mod ddp;
+mod gang;
 mod model;
 mod timeouts;
 mod train;
@@ -27,9 +28,7 @@ impl JobSpec {
         check.train(self);
         check.eval(self);
         check.ddp(self);
-        check.range("gang.ranks", self.gang.ranks, 1, 64);
-        check.range("gang.slot.cores", self.gang.slot.cores, 1, 1024);
-        check.range("gang.slot.memory_mib", self.gang.slot.memory_mib, 64, 1 << 20);
+        check.gang(self);
         check.timeouts(&self.timeouts);
         check.checkpoint(self);
         check.range("retry.user", self.retry.user, 0, 100);

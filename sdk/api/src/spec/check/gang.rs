@@ -1,0 +1,42 @@
+//! How many ranks, and on what.
+
+use super::Check;
+use crate::{JobSpec, RankCount, RankRange, Shard};
+
+/// Most ranks of a job.
+const MAX_RANKS: u64 = 64;
+
+impl Check {
+    pub(super) fn gang(&mut self, spec: &JobSpec) {
+        match spec.gang.ranks {
+            RankCount::Fixed(ranks) => {
+                self.range("gang.ranks", ranks, 1, MAX_RANKS);
+            }
+            RankCount::Elastic(RankRange { min, max }) => {
+                if self.range("gang.ranks.max", max, 1, MAX_RANKS) {
+                    self.range("gang.ranks.min", min, 1, max.into());
+                }
+                self.elastic(spec);
+            }
+        }
+        self.range("gang.slot.cores", spec.gang.slot.cores, 1, 1024);
+        self.range("gang.slot.memory_mib", spec.gang.slot.memory_mib, 64, 1 << 20);
+    }
+
+    /// What a gang that changes its size must not have: state that is not the same on all ranks, or a meaning that depends
+    /// on how many there are.
+    fn elastic(&mut self, spec: &JobSpec) {
+        let ddp = &spec.ddp;
+        let excluding = [
+            (ddp.shard != Shard::None, "ddp.shard = \"zero1\""),
+            (1 < ddp.sync_every, "ddp.sync_every above 1"),
+            (ddp.hook.has_state(), "a ddp.hook that keeps state"),
+            (ddp.sync_batch_norm, "ddp.sync_batch_norm"),
+        ];
+        for (_, with) in excluding.into_iter().filter(|(is_so, _)| *is_so) {
+            self.that(false, "gang.ranks", || {
+                format!("expected a number with {with}, got {}", spec.gang.ranks)
+            });
+        }
+    }
+}

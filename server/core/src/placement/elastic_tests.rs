@@ -1,0 +1,184 @@
+//! Where gangs grow and what they give back, told and drawn.
+
+use lockstep_api::RankRange;
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::super::{Decision, SlotOffer, schedule};
+use super::*;
+
+fn node(number: u128, held: &[bool]) -> NodeOffer {
+    let slot = |(index, is_held): (i32, &bool)| SlotOffer {
+        device: DeviceKind::Cpu,
+        index,
+        cores: 1,
+        memory_mib: 1024,
+        is_held: *is_held,
+    };
+    let slots = (0..).zip(held).map(slot).collect();
+    let (node, name) = (NodeId(Uuid::from_u128(number)), format!("n{number}"));
+    NodeOffer { node, name, is_avoided: false, slots }
+}
+
+fn elastic(min: u32, max: u32) -> RankCount {
+    RankCount::Elastic(RankRange { min, max })
+}
+
+fn ask(ranks: RankCount, transport: Transport) -> Request {
+    Request { ranks, slot: SlotSpec::default(), transport }
+}
+
+fn places(request: Request, nodes: &[NodeOffer]) -> Vec<(i32, u128)> {
+    let Decision::Placed(places) = &schedule(&[request], nodes).decisions[0] else {
+        return Vec::new();
+    };
+    places.iter().map(|it| (it.rank.0, it.node.0.as_u128())).collect()
+}
+
+#[test]
+fn a_gang_begins_with_as_many_ranks_as_there_is_room_for() {
+    let nodes = [node(1, &[false, true]), node(2, &[true, false, false])];
+    let placed = |min, max, transport| places(ask(elastic(min, max), transport), &nodes);
+    assert_eq!(placed(1, 8, Transport::Auto), [(0, 1), (1, 2), (2, 2)]);
+    assert_eq!(placed(1, 2, Transport::Auto), [(0, 2), (1, 2)]);
+    assert_eq!(placed(1, 8, Transport::Shm), [(0, 2), (1, 2)]);
+    assert_eq!(placed(4, 8, Transport::Auto), []);
+    let mut avoided = nodes.clone();
+    avoided[1].is_avoided = true;
+    assert_eq!(places(ask(elastic(1, 8), Transport::Auto), &avoided), [(0, 1)]);
+    let waits = &schedule(&[ask(elastic(4, 8), Transport::Auto)], &nodes).decisions[0];
+    let Decision::Waits(reason) = waits else { panic!("{waits:?}") };
+    assert!(reason.to_string().starts_with("waits for 4 free slots"), "{reason}");
+}
+
+fn growing(on: &[u128], max: u32, transport: Transport) -> Growing {
+    let nodes = on.iter().map(|number| NodeId(Uuid::from_u128(*number))).collect();
+    Growing { nodes, ranks: elastic(1, max), slot: SlotSpec::default(), transport }
+}
+
+#[test]
+fn a_gang_grows_where_it_is_first_and_never_on_an_avoided_node() {
+    let mut beta = node(2, &[false; 3]);
+    beta.is_avoided = true;
+    let offers = [node(1, &[true, false]), beta, node(3, &[false, false]), node(4, &[false])];
+    let grown = |on: &[u128], max, transport| -> Vec<_> {
+        let mut spare = offers.to_vec();
+        let places = grow(&growing(on, max, transport), &mut spare);
+        let again = grow(&growing(on, max, transport), &mut spare);
+        assert!(
+            again
+                .iter()
+                .all(|it| places.iter().all(|was| (was.node, was.index) != (it.node, it.index)))
+        );
+        places.iter().map(|it| (it.rank.0, it.node.0.as_u128(), it.index)).collect()
+    };
+    assert_eq!(grown(&[1], 8, Transport::Auto), [(1, 1, 1), (2, 3, 0), (3, 3, 1), (4, 4, 0)]);
+    assert_eq!(grown(&[1], 3, Transport::Tcp), [(1, 1, 1), (2, 3, 0)]);
+    assert_eq!(grown(&[1], 8, Transport::Shm), [(1, 1, 1)]);
+    assert_eq!(grown(&[4, 4], 2, Transport::Auto), []);
+}
+
+fn lender(number: u128, min: u32, slots: &[(u128, i32)]) -> Lender {
+    let key = |(node, index): &(u128, i32)| SlotKey {
+        node: NodeId(Uuid::from_u128(*node)),
+        device: DeviceKind::Cpu,
+        index: *index,
+    };
+    let attempt = AttemptId(Uuid::from_u128(number));
+    Lender { attempt, ranks: elastic(min, 8), slots: slots.iter().map(key).collect() }
+}
+
+fn asked_back(
+    request: &Request,
+    nodes: &[NodeOffer],
+    coming: &[(u128, i32)],
+    lenders: &[Lender],
+) -> Vec<(u128, Vec<i32>)> {
+    let coming = lender(0, 1, coming).slots.into_iter().collect();
+    let ranks = reclaim(request, nodes, &coming, lenders);
+    ranks
+        .iter()
+        .map(|(attempt, ranks)| (attempt.0.as_u128(), ranks.iter().map(|it| it.0).collect()))
+        .collect()
+}
+
+#[test]
+fn a_job_that_waits_gets_back_what_it_needs_and_no_more() {
+    let nodes = [node(1, &[true, true, true]), node(2, &[true, true])];
+    let (a, b) = (lender(7, 1, &[(1, 0), (1, 1), (1, 2)]), lender(8, 1, &[(2, 0), (2, 1)]));
+    let lenders = [a.clone(), b.clone()];
+    let fixed = |ranks, transport| ask(RankCount::Fixed(ranks), transport);
+    let back = |request: &Request| asked_back(request, &nodes, &[], &lenders);
+    assert_eq!(back(&fixed(1, Transport::Auto)), [(7, vec![2])], "of the one with most to spare");
+    assert_eq!(back(&fixed(3, Transport::Auto)), [(7, vec![1, 2]), (8, vec![1])]);
+    assert_eq!(back(&fixed(2, Transport::Shm)), [(7, vec![1, 2])], "on one node");
+    assert_eq!(back(&fixed(4, Transport::Auto)), [], "the fewest stay");
+    assert_eq!(
+        back(&ask(elastic(1, 5), Transport::Auto)),
+        [(7, vec![2])],
+        "the fewest that it needs"
+    );
+    let one = fixed(1, Transport::Auto);
+    assert_eq!(asked_back(&one, &nodes, &[(2, 1)], &lenders), [], "a slot will be free anyway");
+    let shm = fixed(2, Transport::Shm);
+    let lenders = [lender(7, 1, &[(1, 0), (2, 0), (1, 1)]), b];
+    assert_eq!(
+        asked_back(&shm, &nodes, &[(1, 2)], &lenders),
+        [(7, vec![2])],
+        "of no use elsewhere"
+    );
+}
+
+proptest! {
+    /// What is given back lets the job begin, leaves every gang its fewest, and none of it could be spared.
+    #[test]
+    fn exactly_what_a_job_needs_is_given_back(
+        sizes in prop::collection::vec((1u32..4, 1u32..5), 1..4), wanted in 1u32..8, is_shm: bool,
+        free in prop::collection::vec(any::<bool>(), 3),
+    ) {
+        // One node a gang, and a slot beside it that may be free.
+        let mut nodes = Vec::new();
+        let mut lenders = Vec::new();
+        for (place, ((min, more), free)) in sizes.iter().zip(&free).enumerate() {
+            let (number, size) = (place as u128 + 1, min + more);
+            let mut held = vec![true; size as usize];
+            held.push(!free);
+            nodes.push(node(number, &held));
+            let slots: Vec<_> = (0..size.cast_signed()).map(|index| (number, index)).collect();
+            lenders.push(lender(number, *min, &slots));
+        }
+        let transport = if is_shm { Transport::Shm } else { Transport::Auto };
+        let request = ask(RankCount::Fixed(wanted), transport);
+        let given = reclaim(&request, &nodes, &BTreeSet::new(), &lenders);
+        let fits = |given: &BTreeMap<AttemptId, BTreeSet<Rank>>| {
+            let mut nodes = nodes.clone();
+            for lender in &lenders {
+                for rank in given.get(&lender.attempt).into_iter().flatten() {
+                    let key = lender.slots[rank.0 as usize];
+                    let node = nodes.iter_mut().find(|it| it.node == key.node).unwrap();
+                    node.slots[key.index as usize].is_held = false;
+                }
+            }
+            matches!(schedule(std::slice::from_ref(&request), &nodes).decisions[0], Decision::Placed(_))
+        };
+        for lender in &lenders {
+            let left = lender.slots.len() - given.get(&lender.attempt).map_or(0, BTreeSet::len);
+            prop_assert!(lender.ranks.min() as usize <= left);
+        }
+        let all = lenders.iter().map(|it| {
+            let ranks = (it.ranks.min().cast_signed()..).take(it.slots.len() - it.ranks.min() as usize);
+            (it.attempt, ranks.map(Rank).collect())
+        });
+        let all: BTreeMap<AttemptId, BTreeSet<Rank>> = all.collect();
+        if given.is_empty() {
+            prop_assert!(fits(&given) || !fits(&all), "it would have helped");
+        } else {
+            prop_assert!(fits(&given));
+            for (attempt, rank) in given.iter().flat_map(|(it, ranks)| ranks.iter().map(move |rank| (*it, *rank))) {
+                let mut fewer = given.clone();
+                fewer.get_mut(&attempt).unwrap().remove(&rank);
+                prop_assert!(!fits(&fewer), "{rank} of {attempt} was not needed");
+            }
+        }
+    }
+}
