@@ -18,7 +18,7 @@ use crate::update;
 pub(crate) struct Joining {
     /// Its fencing number.
     pub(crate) generation: Generation,
-    /// Whether there was a group before it.
+    /// Whether this rank knows of a group before it.
     pub(crate) is_anew: bool,
     /// Steps that the server has heard of.
     pub(crate) steps_reported: u64,
@@ -40,14 +40,14 @@ impl Trainer<()> {
     ) -> Result<Trainer, Interrupted> {
         let (mut trainer, ()) = self.with_group(reducer);
         let timeline = trainer.position.timeline().clone();
-        let met = match joining.is_anew {
-            true => trainer.take_over(joining),
-            false => trainer.ready.agree(),
-        };
-        match met.and_then(|()| trainer.ready.settle(&timeline, shard)) {
-            Ok(()) => {
+        let met = trainer.meet(joining).and_then(|is_anew| {
+            trainer.ready.settle(&timeline, shard)?;
+            Ok(is_anew)
+        });
+        match met {
+            Ok(is_anew) => {
                 trainer.announce();
-                if !joining.is_anew {
+                if !is_anew {
                     trainer.describe();
                 }
                 Ok(trainer)
@@ -63,6 +63,7 @@ impl Trainer<()> {
         self.position.enter(Phase::Recovering);
         let seat = self.link.next_seat()?;
         self.rank = seat.rank;
+        self.position.seat(seat.rank);
         Some(seat)
     }
 }
@@ -78,15 +79,30 @@ impl Trainer {
         trainer
     }
 
-    /// The state of the rank that is furthest, the lowest of several, becomes everybody's.
-    fn take_over(&mut self, joining: Joining) -> Result<(), Failure> {
+    /// Everybody hears how far each rank is and whether anyone knows of a group before this one: a rank whose process starts
+    /// under a later generation may not. Says whether there was one; then its state is taken over.
+    fn meet(&mut self, joining: Joining) -> Result<bool, Failure> {
         let (rank, world) = (self.ready.reducer.rank(), self.ready.reducer.world_size());
-        let mut done = vec![0.0; world];
+        let mut table = vec![0.0; world + 1];
         if self.standing.is_healed {
-            done[rank] = 1.0 + self.ready.next_step as f64;
+            table[rank] = 1.0 + self.ready.next_step as f64;
         }
-        self.sum(&mut done)?;
-        let source = (0..world).rev().max_by(|a, b| done[*a].total_cmp(&done[*b])).unwrap_or(0);
+        table[world] = f64::from(u8::from(joining.is_anew));
+        self.sum(&mut table)?;
+        let is_anew = table.pop() != Some(0.0);
+        if is_anew {
+            self.take_over(&table, joining)?;
+        }
+        self.ready.agree()?;
+        Ok(is_anew)
+    }
+
+    /// The state of the rank that is furthest, the lowest of several, becomes everybody's. `done`, by rank: one more than the
+    /// steps done; 0: it has no state.
+    fn take_over(&mut self, done: &[f64], joining: Joining) -> Result<(), Failure> {
+        let rank = self.ready.reducer.rank();
+        let source =
+            (0..done.len()).rev().max_by(|a, b| done[*a].total_cmp(&done[*b])).unwrap_or(0);
         if done[source] == 0.0 {
             let message = "no rank that was left had the state that the new ones need";
             return Err(Failure::new(FailureCode::HealFailed, message));
@@ -101,16 +117,10 @@ impl Trainer {
         self.unused.agree_again();
         if rank == source {
             self.tell_again(joining.steps_reported)?;
-            let healed: Vec<String> =
-                (0..world).filter(|it| done[*it] == 0.0).map(|it| it.to_string()).collect();
-            let text = format!(
-                "the group formed again: rank {} took over the state of rank {source}; goes on with step {}",
-                healed.join(", "),
-                self.ready.next_step,
-            );
+            let text = formed_again(source, done, self.ready.next_step);
             self.link.log(LogSource::Rank, LogLevel::Info, &text);
         }
-        self.ready.agree()
+        Ok(())
     }
 
     /// What the server may not have heard because the rank that told it is lost.
@@ -171,6 +181,20 @@ impl Trainer {
     fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Failure> {
         self.ready.reducer.all_reduce_f64(numbers).map_err(|error| Failure::of_group(&error))
     }
+}
+
+/// A sentence for the job's log.
+fn formed_again(source: usize, done: &[f64], next_step: u64) -> String {
+    let of = |it: usize| format!("rank {it}");
+    let healed: Vec<String> = (0..done.len()).filter(|it| done[*it] == 0.0).map(of).collect();
+    let took_over = match healed.is_empty() {
+        true => String::new(),
+        false => format!("{} took over the state of rank {source}; ", healed.join(", ")),
+    };
+    let ranks = done.len();
+    format!(
+        "the group formed again with {ranks} ranks: {took_over}it goes on with step {next_step}"
+    )
 }
 
 impl Joining {

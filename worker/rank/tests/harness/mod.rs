@@ -51,16 +51,27 @@ pub(crate) struct Gang {
 }
 
 impl Gang {
-    /// Starts `spec.gang.ranks` ranks.
+    /// Starts as many ranks as `spec.gang.ranks` allows.
     pub(crate) fn start(spec: &JobSpec, files: &Files, resume: Option<&Utf8Path>) -> Self {
-        let world = spec.gang.ranks;
+        Self::start_as(spec, files, resume, |_| {})
+    }
+
+    /// The same, with other settings.
+    pub(crate) fn start_as(
+        spec: &JobSpec,
+        files: &Files,
+        resume: Option<&Utf8Path>,
+        change: impl Fn(&mut RankConfig),
+    ) -> Self {
+        let world = spec.gang.ranks.max();
         let folder = tempfile::tempdir().unwrap();
         let dir = Utf8Path::from_path(folder.path()).unwrap();
         let listener = UnixListener::bind(dir.join("agent.sock")).unwrap();
         let group = lockstep_shm::create_group_memory().unwrap();
         let children = (0..world)
             .map(|rank| {
-                let config = config(spec, files, resume, dir, rank, group.as_raw_fd());
+                let mut config = config(spec, files, resume, dir, rank, group.as_raw_fd());
+                change(&mut config);
                 start(&config)
             })
             .collect();
@@ -254,7 +265,7 @@ fn config(
         attempt_id: AttemptId::new(0, [2; 10]),
         generation: Generation(1),
         rank: Rank(rank.cast_signed()),
-        world_size: spec.gang.ranks,
+        world_size: spec.gang.ranks.max(),
         local_rank: rank,
         spec: spec.clone(),
         socket_path: dir.join("agent.sock").into(),
