@@ -1,5 +1,7 @@
 //! Gangs whose size may change: they take slots that nobody waits for and give them back to jobs that do.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
@@ -18,6 +20,16 @@ async fn ranks(server: &Server, agent: &Agent) -> Vec<(i64, i64, bool)> {
     ranks.map(|it| (number(it, "rank"), number(it, "process"), it["heals"] == true)).collect()
 }
 
+/// Five seconds, in which nobody is silent for longer than a lease.
+async fn some_time(server: &Server, agents: &[&Agent], fence: &Value) {
+    for _ in 0..2 {
+        server.clock.advance(Duration::from_millis(2500));
+        for agent in agents {
+            agent.heartbeat(server, &[fence]).await;
+        }
+    }
+}
+
 /// A gang of 1 to 3 ranks that has done a step on alpha, whose one slot is the only one.
 async fn alone(server: &Server) -> (Agent, String) {
     let alpha = Agent::join(server, "alpha", 1).await;
@@ -28,6 +40,7 @@ async fn alone(server: &Server) -> (Agent, String) {
     assert_eq!(ranks(server, &alpha).await, [(0, 0, false)]);
     let fence = alpha.assignment(server).await.fence();
     alpha.report(server, &[(1, &fence, formed(0)), (2, &fence, steps(0, &[9.0]))]).await;
+    some_time(server, &[&alpha], &fence).await;
     (alpha, job)
 }
 
@@ -58,6 +71,7 @@ async fn a_gang_takes_slots_that_nobody_waits_for(pool: PgPool) {
     reconciled(&server).await;
     let fence = alpha.assignment(&server).await.fence();
     alpha.report(&server, &[(3, &fence, formed(1)), (4, &fence, steps(1, &[8.0]))]).await;
+    some_time(&server, &[&alpha, &beta], &fence).await;
     reconciled(&server).await;
     assert_eq!(view(&server, &job).await["generation"], 2);
 }
@@ -92,7 +106,7 @@ async fn a_gang_goes_on_without_a_node_that_is_lost_and_its_ranks_move_up(pool: 
     let ([alpha, beta], job) = grown(&server).await;
     let fence = beta.assignment(&server).await.fence();
     beta.report(&server, &[(1, &fence, formed(1)), (2, &fence, steps(1, &[8.0]))]).await;
-    server.clock.advance(std::time::Duration::from_secs(4));
+    server.clock.advance(Duration::from_secs(4));
     beta.heartbeat(&server, &[&fence]).await;
     reconciled(&server).await;
     let now = view(&server, &job).await;

@@ -5,7 +5,7 @@ use lockstep_e2e::{Service, WHOLE_JOB, wait_for_job};
 
 const JOB: &str = "examples/digits/job.toml";
 /// Long enough for everything that happens to it.
-const LONG: &[&str] = &["train.epochs=600", "checkpoint.every_steps=2000"];
+const LONG: &[&str] = &["train.epochs=900", "checkpoint.every_steps=2000"];
 const ELASTIC: &str = "gang.ranks={ min = 1, max = 3 }";
 
 /// Waits until the job's group has so many ranks and has done another step.
@@ -47,6 +47,6 @@ async fn a_gang_grows_gives_back_and_shrinks_with_the_curve_of_one_rank() -> any
     assert_eq!(service.curve(id).await?, service.curve(undisturbed.summary.id).await?);
     assert_eq!(job.checkpoints[0].file, undisturbed.checkpoints[0].file, "the same bytes");
     let ledger = service.client.ledger(id).await?;
-    assert_eq!(ledger.complete_epochs.len(), 600);
+    assert_eq!(ledger.complete_epochs.len(), 900);
     Ok(())
 }

@@ -31,7 +31,7 @@ pub struct JobSummary {
     pub waiting: Option<String>,
     /// Why it was not tried again, where that needs saying beside the verdict: one sentence.
     pub ended_because: Option<String>,
-    /// World size asked for.
+    /// World size asked for, or between which sizes it may change.
     pub ranks: RankCount,
     /// Optimizer steps done, of the newest attempt.
     pub steps_done: Step,
@@ -89,7 +89,7 @@ pub struct AttemptView {
     pub steps_done: Step,
     /// Its ranks in order.
     pub ranks: Vec<RankView>,
-    /// The groups that its ranks formed, one after the other: another one after each repair.
+    /// The groups that its ranks formed, one after the other: another one after each repair and each change of size.
     #[serde(default)]
     pub groups: Vec<GroupView>,
     /// When it was placed.
@@ -107,7 +107,7 @@ pub struct GroupView {
     pub generation: Generation,
     /// How many ranks it has.
     pub world_size: u32,
-    /// When it was decided on: at the placement, or once it was known who was lost.
+    /// When it was decided on: at the placement, once it was known who was lost, or when its size was to change.
     pub began_at: DateTime<Utc>,
     /// When its ranks had met.
     pub formed_at: Option<DateTime<Utc>>,

@@ -191,4 +191,7 @@ pub struct Regroup {
     pub network: Option<RankNetwork>,
     /// Steps that the server has heard of: the rank whose state goes on tells again of those from here on.
     pub steps_reported: Step,
+    /// Places in `spec.chaos` of the faults that have happened.
+    #[serde(default)]
+    pub faults_done: Vec<i32>,
 }

@@ -415,6 +415,15 @@ mod tests {
     }
 
     #[test]
+    fn a_world_size_is_a_number_or_two_with_a_dash_between() {
+        assert_eq!(rank_count("2"), Ok(RankCount::Fixed(2)));
+        assert_eq!(rank_count("1-4"), Ok(RankCount::Elastic(RankRange { min: 1, max: 4 })));
+        for text in ["", "a", "1-", "-4", "1-2-3", "1..4"] {
+            assert!(rank_count(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn a_wrong_state_or_role_is_told_what_there_is() {
         assert_eq!(parse_state("queued"), Ok(JobState::Queued));
         assert!(parse_state("done").unwrap_err().contains("one of queued, active, "));

@@ -13,6 +13,10 @@
 //!
 //! A failure of machines or links that leaves a rank alive which has all of the state does not end the attempt: it goes on
 //! under a new generation, in which other processes take the place of the lost ones. See `repair`.
+//!
+//! # Size
+//!
+//! An elastic gang may have more or fewer ranks under a new generation. See `resize`.
 
 mod gang;
 mod repair;
@@ -138,7 +142,7 @@ impl Attempt {
             Event::NodeLost { node, loss } => Ok(self.lose_node(node, loss, terms, now)),
             Event::Refilled(places) => Ok(self.refill(places, terms, now)),
             Event::Grown(places) => Ok(self.grow(places, terms, now)),
-            Event::Reclaimed(ranks) => Ok(self.give_back(&ranks, terms, now)),
+            Event::Reclaimed(ranks) => Ok(self.reclaim(&ranks, terms, now)),
             Event::StopRequested => Ok(self.stop(now)),
             Event::Tick => Ok(self.tick(terms, now)),
         }
@@ -198,7 +202,10 @@ impl Attempt {
                 if self.stage.is_at_work() && self.gang.vacant().is_empty() {
                     self.stage = Stage::Running;
                 }
-                self.gang.has_progressed |= word == Word::Progressed;
+                if word == Word::Progressed {
+                    self.gang.has_progressed = true;
+                    self.gang.has_state_from = self.gang.generation;
+                }
                 Ok((self, vec![]))
             }
             Word::Renewed => {
@@ -307,8 +314,16 @@ impl Attempt {
         }
         if is_verdict {
             let report = failure.report.clone();
+            let lost = self.at_fault(&failure);
             effects.push(Effect::File { failure, generation, standing: Standing::Verdict });
-            return self.conclude(&report, AttemptOutcome::Failed, effects, (terms, now));
+            let lost = (lost, Slots::Same);
+            return self.repair_or_end(
+                lost,
+                &report,
+                AttemptOutcome::Failed,
+                effects,
+                (terms, now),
+            );
         }
         if is_at_work {
             let suspect = self.gang.suspect.get_or_insert_with(|| Suspect {

@@ -23,8 +23,9 @@ pub use lease::{LeaseTerms, LeaseTermsError};
 pub use ledger::{complete_epochs, counts_below};
 pub use lockstep_api::Timeouts;
 pub use placement::{
-    Closed, ClosedNode, ClosedSlots, Decision, Growing, Lender, NodeOffer, Pass, Placed, Reason,
-    Refill, Request, SlotKey, SlotOffer, grow, reclaim, refill, schedule, schedule_beside,
+    Closed, ClosedNode, ClosedSlots, Decision, Growing, NodeOffer, Pass, Placed, Reason,
+    Reclaimable, Refill, Request, SlotKey, SlotOffer, grow, reclaim, refill, schedule,
+    schedule_beside,
 };
 pub use quarantine::Quarantine;
 pub use retention::{Published, superfluous};

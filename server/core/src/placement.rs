@@ -28,14 +28,14 @@ use std::collections::BTreeMap;
 use lockstep_api::{DeviceKind, NodeId, Rank, RankCount, SlotSpec, Transport};
 
 pub use closed::{Closed, ClosedNode, ClosedSlots, schedule_beside};
-pub use elastic::{Growing, Lender, SlotKey, grow, reclaim};
+pub use elastic::{Growing, Reclaimable, SlotKey, grow, reclaim};
 pub use reason::Reason;
 pub use refill::{Refill, refill};
 
 /// What a job asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// World size.
+    /// World size, or between which sizes it may be.
     pub ranks: RankCount,
     /// What each rank runs on.
     pub slot: SlotSpec,

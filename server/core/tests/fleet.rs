@@ -225,6 +225,7 @@ impl Fleet {
         });
         let gang = Gang {
             generation: next.generation,
+            began_at: self.now,
             lease_expires_at: self.terms.lease.expiry(self.now),
             members: members.collect(),
             ranks: RankCount::Fixed(u32::try_from(places.len()).unwrap()),
@@ -233,6 +234,8 @@ impl Fleet {
             transport: Transport::Auto,
             has_copies: false,
             has_progressed: false,
+            has_state_from: next.generation,
+            is_planned: false,
             next_process: i32::try_from(places.len()).unwrap(),
             shunned: BTreeSet::new(),
         };

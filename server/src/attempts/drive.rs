@@ -2,22 +2,24 @@
 //!
 //! The order of locks is that of [`crate::jobs::store::lifecycle`].
 
-use std::cmp::Ordering;
+mod aftermath;
+mod tell;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use lockstep_api::{
-    AttemptId, AttemptOutcome, Blame, FailureId, FailureReport, Generation, JobEventKind, JobId,
-    JobState, LogLevel, LogSource, NodeId, Rank, ReportedLine, StopPurpose,
+    AttemptId, FailureId, Generation, JobEventKind, JobId, JobState, LogLevel, NodeId,
+    ReportedLine, StopPurpose,
 };
 use lockstep_core::{
-    Effect, Event, Failure, Gang, JobEffect, JobEvent, LeaseTerms, NodeLoss, Outlook, Place,
-    Replacement, Standing, StepError, Terms, Waits, Word, quarantine, retry,
+    Effect, Event, Gang, JobEffect, JobEvent, LeaseTerms, NodeLoss, Place, Standing, StepError,
+    Terms, Word,
 };
 use sqlx::PgConnection;
 
-use crate::app::{App, Wakeup};
+use crate::app::App;
 use crate::attempts::shun::shunned;
 use crate::attempts::store::{self, LockedAttempt};
 use crate::audit;
@@ -29,21 +31,13 @@ use crate::problem::Problem;
 use crate::progress;
 use crate::progress::store::NewFailure;
 
-/// What a job's `waiting` says until the next pass of placement.
-const WAITS_FOR_PLACE: &str = "waits to be placed";
-/// And while it is being stopped to be paused.
+pub(crate) use tell::Announcement;
+use tell::begun;
+
+/// What a job's `waiting` says while it is being stopped to be paused.
 const PAUSES: &str = "is being paused: its ranks leave after a checkpoint";
 /// Or to go on elsewhere.
 const MOVES: &str = "leaves a node that is to be free: its ranks leave after a checkpoint";
-
-/// The order in which changes of one transaction are told.
-const KINDS: [JobEventKind; 5] = [
-    JobEventKind::State,
-    JobEventKind::Metrics,
-    JobEventKind::Log,
-    JobEventKind::Failure,
-    JobEventKind::Checkpoint,
-];
 
 /// The times that nodes are held to.
 pub(crate) fn lease_terms(settings: &Settings) -> Result<LeaseTerms, Problem> {
@@ -51,29 +45,6 @@ pub(crate) fn lease_terms(settings: &Settings) -> Result<LeaseTerms, Problem> {
     // Settings whose lease is short in comparison are legal; they only make a lost heartbeat count sooner.
     let heartbeat = (*heartbeat).min((*lease / 2).saturating_sub(Duration::from_millis(1)));
     LeaseTerms::new(heartbeat, *lease, *orphan_grace).map_err(Problem::internal)
-}
-
-/// What readers must be told once the transaction is committed.
-#[derive(Debug, Default)]
-pub(crate) struct Announcement {
-    reconcilers: bool,
-    polls: bool,
-    events: BTreeSet<JobId>,
-}
-
-impl Announcement {
-    /// Wakes everyone concerned. Call after the commit.
-    pub(crate) fn send(self, wakeup: &Wakeup) {
-        if self.polls {
-            wakeup.assignments_changed();
-        }
-        if self.reconcilers {
-            wakeup.jobs_changed();
-        }
-        for job in self.events {
-            wakeup.job_event(job);
-        }
-    }
 }
 
 /// What an attempt was before a step.
@@ -99,7 +70,7 @@ pub(crate) struct Drive<'a> {
     reassigned: BTreeSet<NodeId>,
     /// The server's own words for the jobs' logs. Written last, so that they stand behind what led to them.
     said: Vec<(JobId, AttemptId, ReportedLine)>,
-    /// Places in [`KINDS`].
+    /// Kinds of change, as places in the order in which they are told.
     kinds: BTreeMap<JobId, BTreeSet<usize>>,
     announcement: Announcement,
 }
@@ -119,7 +90,7 @@ impl<'a> Drive<'a> {
         for attempt in &mut attempts {
             if let Some(job) = jobs.iter().find(|job| job.id == attempt.job_id) {
                 attempt.core.gang.transport = job.spec.ddp.transport;
-                attempt.core.gang.has_copies = job.has_copies();
+                attempt.core.gang.has_copies = job.spec.ddp.has_copies();
                 attempt.core.gang.ranks = job.spec.gang.ranks;
             }
         }
@@ -160,36 +131,6 @@ impl<'a> Drive<'a> {
         self.attempts.get_mut(&id)
     }
 
-    /// A reader of the job's stream will be told of this kind of change.
-    pub(crate) fn note(&mut self, job: JobId, kind: JobEventKind) {
-        let place = KINDS.iter().position(|k| *k == kind);
-        self.kinds.entry(job).or_default().extend(place);
-    }
-
-    /// Whoever waits for slots is looked at again.
-    pub(crate) fn slots_are_free(&mut self) {
-        self.announcement.reconcilers = true;
-    }
-
-    /// A line of the server's own in the job's log.
-    pub(crate) fn say(
-        &mut self,
-        (job, attempt): (JobId, AttemptId),
-        rank: Option<Rank>,
-        level: LogLevel,
-        text: String,
-    ) {
-        let line = ReportedLine { rank, source: LogSource::Server, level, at: self.now, text };
-        self.said.push((job, attempt, line));
-        self.note(job, JobEventKind::Log);
-    }
-
-    fn say_verdict(&mut self, of: (JobId, AttemptId), report: &FailureReport) {
-        let FailureReport { code, rank, message, .. } = report;
-        let text = format!("verdict {code} (blamed on {}): {message}", code.blame().as_str());
-        self.say(of, *rank, LogLevel::Error, text);
-    }
-
     /// Takes one step with an attempt and writes its effects down.
     pub(crate) async fn step(
         &mut self,
@@ -214,7 +155,7 @@ impl<'a> Drive<'a> {
         }
         if after.stage.label() != before.stage.label() {
             self.note(job_id, JobEventKind::State);
-            self.announcement.reconcilers = true;
+            self.wake_reconcilers();
         }
         for (rank, member) in &after.gang.members {
             let was = before.gang.members.get(rank).map(|member| member.place);
@@ -262,7 +203,7 @@ impl<'a> Drive<'a> {
                     self.say_verdict((job_id, id), &failure.report);
                     self.blame(db, id, &failure, &was.gang).await?;
                 }
-                self.announcement.reconcilers = true;
+                self.wake_reconcilers();
             }
             Effect::PromoteSuspect => {
                 // Of the group as it was: the next one suspects nobody.
@@ -279,11 +220,11 @@ impl<'a> Drive<'a> {
             Effect::Release { rank } => {
                 store::release(db, id, rank, self.now).await?;
                 self.note(job_id, JobEventKind::State);
-                self.announcement.reconcilers = true;
+                self.wake_reconcilers();
             }
             Effect::Evict { rank } => {
                 store::evict(db, id, rank, self.now).await?;
-                self.announcement.reconcilers = true;
+                self.wake_reconcilers();
             }
             Effect::Begin { replacements, seats, is_paid } => {
                 let group = (attempt.project_id, id, attempt.core.gang.generation);
@@ -301,81 +242,6 @@ impl<'a> Drive<'a> {
         Ok(())
     }
 
-    /// An attempt is over: its job and its nodes hear of it.
-    async fn end(
-        &mut self,
-        db: &mut PgConnection,
-        id: AttemptId,
-        outcome: AttemptOutcome,
-        blame: Blame,
-    ) -> Result<(), Problem> {
-        let Some(attempt) = self.attempts.get(&id) else { return Ok(()) };
-        let (job, generation) = (attempt.job_id, attempt.core.gang.generation);
-        let outlook = match outcome {
-            AttemptOutcome::Failed => self.outlook(db, job, blame).await?,
-            AttemptOutcome::Succeeded | AttemptOutcome::LeaseLost | AttemptOutcome::Cancelled => {
-                Outlook::Open
-            }
-        };
-        match outcome {
-            AttemptOutcome::Failed | AttemptOutcome::LeaseLost => {
-                self.bereft_jobs.insert(job);
-            }
-            AttemptOutcome::Succeeded => {
-                let nodes = self.attempts.get(&id).map(LockedAttempt::nodes).unwrap_or_default();
-                nodes::quarantine::forgive(db, &nodes, id, self.now).await?;
-            }
-            AttemptOutcome::Cancelled => {}
-        }
-        self.step_job(job, JobEvent::AttemptEnded { generation, outcome, blame, outlook })?;
-        Ok(())
-    }
-
-    /// A verdict is the doing of its nodes, unless the job has asked for faults.
-    async fn blame(
-        &self,
-        db: &mut PgConnection,
-        id: AttemptId,
-        failure: &Failure,
-        gang: &Gang,
-    ) -> Result<(), Problem> {
-        let job = self.attempts.get(&id).and_then(|attempt| self.jobs.get(&attempt.job_id));
-        if job.is_none_or(|job| !job.spec.chaos.is_empty()) {
-            return Ok(());
-        }
-        let blamed = quarantine::blamed(gang, failure);
-        nodes::quarantine::blame(db, &blamed, id, failure.report.code, self.now).await?;
-        Ok(())
-    }
-
-    /// Whether a job whose attempt has just failed could end otherwise if it were tried again; if not, the job says so.
-    async fn outlook(
-        &mut self,
-        db: &mut PgConnection,
-        id: JobId,
-        blame: Blame,
-    ) -> Result<Outlook, Problem> {
-        let Some(job) = self.jobs.get_mut(&id) else { return Ok(Outlook::Open) };
-        if blame != Blame::User || job.core.budget.user == 0 {
-            return Ok(Outlook::Open);
-        }
-        let verdicts = progress::store::last_two(db, id).await?;
-        let repeated = verdicts.and_then(|(last, before)| retry::repeated(&before, &last));
-        job.ended_because = repeated.as_ref().map(ToString::to_string);
-        Ok(repeated.map_or(Outlook::Open, |_| Outlook::Hopeless))
-    }
-
-    /// When a queued job may be placed, and what it says until then.
-    async fn queue(&mut self, db: &mut PgConnection, id: JobId) -> Result<String, Problem> {
-        let Some(job) = self.jobs.get_mut(&id) else { return Ok(String::new()) };
-        if !self.bereft_jobs.contains(&id) {
-            return Ok(WAITS_FOR_PLACE.to_owned());
-        }
-        let wait = retry::wait_after(store::idle(db, id).await?);
-        job.not_before = Some(self.now + wait);
-        Ok(Waits(wait).to_string())
-    }
-
     /// Takes one step with a job; answers what the caller must do.
     pub(crate) fn step_job(
         &mut self,
@@ -388,7 +254,7 @@ impl<'a> Drive<'a> {
             job.core = after;
             self.changed_jobs.insert(id);
             self.note(id, JobEventKind::State);
-            self.announcement.reconcilers = true;
+            self.wake_reconcilers();
         }
         Ok(effects)
     }
@@ -441,35 +307,9 @@ impl<'a> Drive<'a> {
             nodes::store::bump(db, &nodes).await?;
             self.announcement.polls = true;
         }
-        for (id, attempt, line) in &self.said {
-            let Some(job) = self.jobs.get(id) else { continue };
-            let line = std::slice::from_ref(line);
-            progress::store::insert_lines(db, job.project_id, *id, *attempt, line).await?;
-        }
-        for (id, places) in &self.kinds {
-            let Some(job) = self.jobs.get(id) else { continue };
-            let kinds: Vec<JobEventKind> = places.iter().map(|&place| KINDS[place]).collect();
-            progress::store::append_events(db, job.project_id, *id, &kinds, self.now).await?;
-            self.announcement.events.insert(*id);
-        }
+        self.tell(db).await?;
         Ok(self.announcement)
     }
-}
-
-/// A sentence for the job's log about a group that is to form after `was`.
-fn begun(was: &Gang, generation: Generation, started: &[Replacement], size: usize) -> String {
-    let before = was.members.len();
-    let how = match size.cmp(&before) {
-        Ordering::Equal => "repaired in place".to_owned(),
-        Ordering::Less => format!("goes on with {size} instead of {before} ranks"),
-        Ordering::Greater => format!("grows from {before} to {size} ranks"),
-    };
-    let ranks: Vec<String> = started.iter().map(|it| it.rank.to_string()).collect();
-    let new = match ranks.as_slice() {
-        [] => String::new(),
-        ranks => format!(": a new process for rank {}, the others go on", ranks.join(", ")),
-    };
-    format!("{how}, generation {generation}{new}")
 }
 
 /// Whether an attempt may lose ranks by this.
@@ -527,7 +367,7 @@ pub(crate) async fn lose_node(
         let mut tx = app.db.system().await?;
         let mut drive = Drive::lock(app, &mut tx, &[job], &[attempt], &[node]).await?;
         if loss.proves_gone() {
-            store::release_evicted(&mut tx, node, Some(attempt), drive.now()).await?;
+            store::release_evicted(&mut tx, node, Some((attempt, store::ANY)), drive.now()).await?;
         }
         // What the core has nothing to say about changes nothing.
         let _refused = drive.step(&mut tx, attempt, Event::NodeLost { node, loss }).await?;

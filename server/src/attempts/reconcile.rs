@@ -3,30 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::TimeDelta;
-use lockstep_api::{
-    AttemptId, AttemptState, DeviceKind, JobEventKind, NodeId, NodeQuarantine, OrganisationId,
-};
-use lockstep_core::{
-    Closed, ClosedNode, Decision, Event, JobEffect, JobEvent, NodeOffer, Pass, Placed, Request,
-    SlotOffer, schedule_beside,
-};
-use sqlx::PgConnection;
+use lockstep_api::{AttemptId, AttemptState, JobEventKind, NodeId, OrganisationId};
+use lockstep_core::{Decision, Event, JobEffect, JobEvent, Pass, Placed, Request, schedule_beside};
 
 use crate::app::App;
 use crate::attempts::drive::{Drive, lease_terms};
-use crate::attempts::resize::{lend, refill_ranks, take_back};
-use crate::attempts::store::{self, Elastic, NewAttempt};
+use crate::attempts::offers::offers;
+use crate::attempts::slots::{grow_gangs, reclaim_ranks, refill_ranks, step};
+use crate::attempts::store::{self, ElasticAttempt, NewAttempt};
 use crate::checkpoints;
 use crate::jobs::store::lifecycle::{self, QueuedJob};
-use crate::nodes::inventory::Slot;
-use crate::nodes::quarantine;
-use crate::nodes::store::{self as nodes, Node};
+use crate::nodes::store as nodes;
 use crate::problem::Problem;
 use crate::progress;
 use crate::reconcile::{INTERVAL, Soon};
-
-/// The index that refuses a slot to a second rank.
-pub(crate) const SLOT_IS_TAKEN: &str = "group_member_holds_its_slot_alone";
 
 /// Lets time pass over attempts: leases, the grace of a stop, symptoms without a cause.
 pub(crate) async fn tick(app: &App) -> Result<Soon, Problem> {
@@ -41,17 +31,23 @@ pub(crate) async fn tick(app: &App) -> Result<Soon, Problem> {
             || attempt.lease_expires_at <= now
             || attempt.rendezvous_by.is_some_and(|by| by <= now)
             || suspects.contains_key(&attempt.id);
-        if is_due {
-            let mut tx = app.db.system().await?;
-            let mut drive =
-                Drive::lock(app, &mut tx, &[attempt.job_id], &[attempt.id], &[]).await?;
-            let _refused = drive.step(&mut tx, attempt.id, Event::Tick).await?;
-            let announcement = drive.finish(&mut tx).await?;
-            tx.commit().await?;
-            announcement.send(&app.wakeup);
+        if is_due
+            && let Err(problem) = step(app, (attempt.id, attempt.job_id), vec![], Event::Tick).await
+        {
+            // One that cannot be looked after must not keep the others from it.
+            tracing::error!(attempt.id = %attempt.id, %problem, "an attempt cannot be looked after");
         }
     }
     Ok(if suspects.is_empty() { Soon::No } else { Soon::Yes })
+}
+
+/// Who wants slots of one organisation's nodes.
+#[derive(Debug, Default)]
+struct Wants {
+    /// That wait, first come first.
+    jobs: Vec<QueuedJob>,
+    /// At work, the oldest first.
+    gangs: Vec<ElasticAttempt>,
 }
 
 /// Finds places: first for ranks whose processes were lost, then for queued jobs, first come first served, then for gangs that can
@@ -70,94 +66,45 @@ pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
         refill_ranks(app, attempt).await?;
     }
     let mut tx = app.db.system().await?;
-    let elastic = store::elastic(&mut tx).await?;
+    let elastic = store::elastic(&mut tx, now).await?;
     if queue.is_empty() && elastic.is_empty() {
         return Ok(soon);
     }
     let mut offers = offers(app, &mut tx).await?;
     let coming = store::coming_slots(&mut tx).await?;
     tx.rollback().await?;
-    let mut sides: BTreeMap<OrganisationId, (Vec<QueuedJob>, Vec<Elastic>)> = BTreeMap::new();
+    let mut organisations: BTreeMap<OrganisationId, Wants> = BTreeMap::new();
     for job in queue {
-        sides.entry(job.organisation_id).or_default().0.push(job);
+        organisations.entry(job.organisation_id).or_default().jobs.push(job);
     }
     for gang in elastic {
-        sides.entry(gang.organisation_id).or_default().1.push(gang);
+        organisations.entry(gang.organisation_id).or_default().gangs.push(gang);
     }
-    for (organisation, (jobs, gangs)) in sides {
+    for (organisation, Wants { jobs, gangs }) in organisations {
         let requests: Vec<Request> = jobs.iter().map(|job| job.request.clone()).collect();
         let nodes = offers.remove(&organisation).unwrap_or_default();
         let Pass { decisions, mut spare } = schedule_beside(&requests, &nodes.open, &nodes.closed);
         let is_placing = decisions.iter().any(|it| matches!(it, Decision::Placed(_)));
-        let mut waiting = None;
+        let mut waiting = Vec::new();
         for (job, decision) in jobs.iter().zip(decisions) {
             match decision {
                 Decision::Placed(places) => begin(app, job, &places).await?,
                 Decision::Waits(reason) => {
                     explain(app, job, &reason.to_string()).await?;
-                    waiting = waiting.or(reason.is_for_free_slots().then_some(&job.request));
+                    waiting.extend(reason.is_for_free_slots().then_some(&job.request));
                 }
             }
         }
-        lend(app, &gangs, &mut spare).await?;
-        if let (Some(request), false) = (waiting, is_placing) {
-            take_back(app, request, &nodes.open, &coming, &gangs).await?;
+        grow_gangs(app, &gangs, &mut spare).await?;
+        // What this pass places is not in these offers: the next one asks.
+        let waiting = if is_placing { Vec::new() } else { waiting };
+        for request in waiting {
+            if reclaim_ranks(app, request, &nodes.open, &coming, &gangs).await? {
+                break;
+            }
         }
     }
     Ok(soon)
-}
-
-/// What nodes offer that live.
-#[derive(Debug, Default)]
-pub(crate) struct Offers {
-    /// Those that take work.
-    pub(crate) open: Vec<NodeOffer>,
-    /// Those that take none.
-    closed: Vec<ClosedNode>,
-}
-
-/// What nodes offer, by their organisation.
-pub(crate) async fn offers(
-    app: &App,
-    db: &mut PgConnection,
-) -> Result<BTreeMap<OrganisationId, Offers>, Problem> {
-    let terms = lease_terms(&app.settings)?;
-    let now = app.clock.now();
-    let nodes = nodes::list(&mut *db, None).await?;
-    let held = store::held_slots(&mut *db).await?;
-    let mut standings = quarantine::standings(db, None, now).await?;
-    let mut offers: BTreeMap<OrganisationId, Offers> = BTreeMap::new();
-    for node in nodes.into_iter().filter(|node| node.is_live(terms, now)) {
-        let standing = standings.remove(&node.id).unwrap_or_default();
-        let all = offers.entry(node.organisation_id).or_default();
-        let is_draining = node.drain_requested_at.is_some();
-        let offer = offer(node, &held, standing.is_avoided());
-        let why = match (is_draining, standing.quarantine) {
-            (true, _) => Closed::Draining,
-            (false, Some(NodeQuarantine { until, reason, count: _ })) => {
-                Closed::Quarantined { until, reason }
-            }
-            (false, None) => {
-                all.open.push(offer);
-                continue;
-            }
-        };
-        all.closed.push(ClosedNode { offer, why });
-    }
-    Ok(offers)
-}
-
-fn offer(node: Node, held: &BTreeSet<(NodeId, DeviceKind, i32)>, is_avoided: bool) -> NodeOffer {
-    let count = |stored: i32| u32::try_from(stored).unwrap_or(0);
-    let slot = |slot: Slot| SlotOffer {
-        device: slot.device,
-        index: slot.index,
-        cores: count(slot.cores),
-        memory_mib: count(slot.memory_mib),
-        is_held: held.contains(&(node.id, slot.device, slot.index)),
-    };
-    let slots = node.slots.into_iter().map(slot).collect();
-    NodeOffer { node: node.id, name: node.name, is_avoided, slots }
 }
 
 /// Begins an attempt, unless the job or a slot was taken meanwhile: then the next pass decides anew.
@@ -197,7 +144,7 @@ async fn begin(app: &App, job: &QueuedJob, places: &[Placed]) -> Result<(), Prob
     let generation = attempt.generation;
     match store::insert(&mut tx, attempt, now).await {
         Ok(()) => {}
-        Err(sqlx::Error::Database(error)) if error.constraint() == Some(SLOT_IS_TAKEN) => {
+        Err(error) if store::is_slot_taken(&error) => {
             tracing::debug!(job.id = %job.id, "a slot was taken while the job was being placed");
             return Ok(());
         }

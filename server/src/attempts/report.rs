@@ -8,7 +8,7 @@ use lockstep_api::{
     AttemptId, ClockAnchor, Fence, Generation, JobEventKind, JobId, MAX_SPANS, NamedValue,
     NumberedReport, Rank, Report, ReportResponse, ReportedLine, Step, StepReport, StepSpans,
 };
-use lockstep_core::{Event, StepError, Word};
+use lockstep_core::{Event, Stage, StepError, Word};
 use sqlx::PgConnection;
 
 use crate::app::App;
@@ -53,10 +53,12 @@ pub(crate) async fn take(
         acked_seq = seq;
         let is_last = matches!(report, Report::Finished | Report::Stopped);
         let answer = one(&mut drive, &mut tx, node, fence, report, &mut batch).await?;
-        if is_last && answer.is_err() {
-            // Of what it was given up for; its ranks are gone all the same.
-            let now = drive.now();
-            store::release_evicted(&mut tx, node.node_id, Some(fence.attempt_id), now).await?;
+        if is_last {
+            // Its ranks are gone, those that were given up as well.
+            let (now, of) = (drive.now(), (fence.attempt_id, fence.generation));
+            if store::release_evicted(&mut tx, node.node_id, Some(of), now).await? {
+                drive.wake_reconcilers();
+            }
         }
         match answer {
             Ok(()) => {}
@@ -157,7 +159,7 @@ async fn one(
         Report::RankExited { process, rank: _, exit } => {
             let answer = drive.step(db, id, said(Word::RankExited { process, exit })).await?;
             if store::record_exit(db, id, (node.node_id, process), exit, drive.now()).await? {
-                drive.slots_are_free();
+                drive.wake_reconcilers();
             }
             return Ok(answer);
         }
@@ -260,7 +262,9 @@ fn last_words(drive: &Drive<'_>, node: NodeCaller, fence: Fence) -> Result<(), S
 /// Whether the node runs a rank of the attempt's present group.
 fn is_member(drive: &Drive<'_>, node: NodeCaller, fence: Fence) -> bool {
     let attempt = drive.attempt(fence.attempt_id);
-    attempt.is_some_and(|it| it.core.stage.is_at_work() && it.nodes().contains(&node.node_id))
+    attempt.is_some_and(|it| {
+        !matches!(it.core.stage, Stage::Ended(_)) && it.nodes().contains(&node.node_id)
+    })
 }
 
 /// Timelines of the node's own ranks, with numbers that the table takes.

@@ -7,7 +7,7 @@ use lockstep_core::{NodeOffer, refill};
 use sqlx::PgConnection;
 
 use crate::app::App;
-use crate::attempts::reconcile::offers;
+use crate::attempts::offers::offers;
 use crate::attempts::store::LockedAttempt;
 use crate::jobs::store::lifecycle::{self, LockedJob};
 use crate::nodes::quarantine::standings;

@@ -225,7 +225,9 @@ async fn forget_absent(app: &App, node: NodeId, running: &[Fence]) -> Result<(),
     let mut has_released = false;
     for attempt in attempts::held_after_eviction(&mut tx, node, now - margin).await? {
         if !running.contains(&attempt) {
-            has_released |= attempts::release_evicted(&mut tx, node, Some(attempt), now).await?;
+            has_released |=
+                attempts::release_evicted(&mut tx, node, Some((attempt, attempts::ANY)), now)
+                    .await?;
         }
     }
     tx.commit().await?;

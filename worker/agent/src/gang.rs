@@ -29,6 +29,8 @@ pub(crate) enum LocalState {
     Active(Order),
     /// It has reported the end. Kept until the server no longer lists it, so that it is not started twice.
     Ended,
+    /// The same, and its ranks here had finished training: they are not started again, whatever the server has yet to hear.
+    Finished,
 }
 
 /// One thing to do.
@@ -63,8 +65,10 @@ pub(crate) fn difference(wanted: &[Assignment], local: &BTreeMap<AttemptId, Loca
         match state {
             LocalState::Active(order) if *order < target => actions.push(Action::Tell(*id, target)),
             LocalState::Active(_) => {}
-            LocalState::Ended if target == Order::Kill => actions.push(Action::Forget(*id)),
-            LocalState::Ended => {}
+            LocalState::Ended | LocalState::Finished if target == Order::Kill => {
+                actions.push(Action::Forget(*id));
+            }
+            LocalState::Ended | LocalState::Finished => {}
         }
     }
     for (id, assignment) in listed {
@@ -79,8 +83,11 @@ pub(crate) fn difference(wanted: &[Assignment], local: &BTreeMap<AttemptId, Loca
             Some(Local { state: LocalState::Active(Order::Run), .. }) => {
                 actions.push(Action::Regroup(assignment()));
             }
-            // It ends first.
-            Some(Local { state: LocalState::Active(Order::Stop | Order::Kill), .. }) => {}
+            // It ends first, or training is over.
+            Some(Local {
+                state: LocalState::Active(Order::Stop | Order::Kill) | LocalState::Finished,
+                ..
+            }) => {}
         }
     }
     actions
@@ -141,6 +148,7 @@ pub(crate) mod tests {
         assert_eq!(wants(LocalState::Active(Order::Run)), [regroup]);
         assert_eq!(wants(LocalState::Active(Order::Kill)), [], "it ends first");
         assert_eq!(wants(LocalState::Ended), [Action::Start(Box::new(wanted.clone()))]);
+        assert_eq!(wants(LocalState::Finished), [], "training is over");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::attempt::{self, Positions, Told, meet, own_failure};
+use crate::attempt::{self, Ending, Positions, Told, meet, own_failure};
 use crate::gang::{Action, Local, LocalState, Order, difference, fence_of};
 use crate::node::{Node, Note};
 use crate::run::Joiner;
@@ -213,7 +213,7 @@ pub(crate) struct Session {
     orphan_grace: Duration,
     running: BTreeMap<AttemptId, Running>,
     wanted: Vec<Assignment>,
-    attempts: JoinSet<()>,
+    attempts: JoinSet<Ending>,
     tasks: HashMap<Id, AttemptId>,
 }
 
@@ -281,7 +281,8 @@ impl Session {
 
     /// Kills every rank and waits until all are gone.
     async fn kill_all(&mut self, why: &str) {
-        let is_active = |running: &&mut Running| running.local.state != LocalState::Ended;
+        let is_active =
+            |running: &&mut Running| matches!(running.local.state, LocalState::Active(_));
         for running in self.running.values_mut().filter(is_active) {
             running.local.state = LocalState::Active(Order::Kill);
             let verdict = own_failure(FailureCode::NodeLost, why.to_owned());
@@ -366,15 +367,18 @@ impl Session {
         }
     }
 
-    fn ended(&mut self, ended: Result<(Id, ()), tokio::task::JoinError>) {
+    fn ended(&mut self, ended: Result<(Id, Ending), tokio::task::JoinError>) {
         let id = match &ended {
-            Ok((id, ())) => *id,
+            Ok((id, _)) => *id,
             Err(error) => error.id(),
         };
         let Some(attempt_id) = self.tasks.remove(&id) else { return };
         let Some(running) = self.running.get_mut(&attempt_id) else { return };
         let fence = Fence { attempt_id, generation: running.local.generation };
-        running.local.state = LocalState::Ended;
+        running.local.state = match ended {
+            Ok((_, Ending::Finished)) => LocalState::Finished,
+            Ok((_, Ending::Stopped)) | Err(_) => LocalState::Ended,
+        };
         if let Err(error) = ended {
             // Dropping the task has killed its ranks.
             tracing::error!(attempt = %fence.attempt_id, %error, "an attempt's task broke");

@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::process::Stdio;
 use std::sync::Arc;
+use std::time::Duration;
 
 use camino::Utf8PathBuf;
 use lockstep_api::RANK_ENVIRONMENT;
@@ -23,6 +24,10 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
+
+/// How often it is looked whether what a rank left behind is gone, and after how long of that somebody is told.
+const LEFTOVER_LOOK: Duration = Duration::from_millis(5);
+const LEFTOVER_WARNING: Duration = Duration::from_secs(5);
 
 /// What to start.
 #[derive(Debug)]
@@ -186,10 +191,39 @@ pub(crate) fn kill_group(leader: Pid) {
     }
 }
 
+/// Kills what a rank that is gone has left behind, and comes back once none of its group lives: only then is its slot free.
+pub(crate) async fn end_group(leader: Pid) {
+    let mut warned_at = tokio::time::Instant::now();
+    while group_lives(leader) {
+        kill_group(leader);
+        if warned_at.elapsed() >= LEFTOVER_WARNING {
+            warned_at = tokio::time::Instant::now();
+            tracing::warn!(
+                pid = leader.as_raw_pid(),
+                "what a rank started does not die; its slot is held"
+            );
+        }
+        // Of processes that are not its children the kernel tells nobody.
+        tokio::time::sleep(LEFTOVER_LOOK).await;
+    }
+}
+
+/// Whether a process of the group is there that is not merely waiting to be reaped.
+fn group_lives(leader: Pid) -> bool {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return false };
+    let is_of_group = |entry: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        // The name in parentheses may hold anything, parentheses included.
+        let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+        let (state, _parent, group) = (fields.next()?, fields.next()?, fields.next()?);
+        Some(!matches!(state, "Z" | "X") && group.parse() == Ok(leader.as_raw_pid()))
+    };
+    processes.flatten().any(|entry| is_of_group(entry) == Some(true))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead as _, BufReader, Write as _};
-    use std::time::Duration;
 
     use super::*;
     use crate::attempt::process_state;
@@ -244,6 +278,25 @@ mod tests {
         kill_group(Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap());
         child.wait().await.unwrap();
         until_gone(grandchild).await;
+    }
+
+    #[tokio::test]
+    async fn what_a_rank_leaves_behind_is_gone_before_its_slot_is_free() {
+        let spawner = Spawner::start().unwrap();
+        // Deaf to everything but the last signal, and not the rank's own end.
+        let script =
+            "sh -c 'trap \"\" TERM HUP; echo $$ >&2; sleep 1000; sleep 1000' & read line; exit 0";
+        let mut gang = spawner.gang(shell(script)).await.unwrap();
+        let mut child = child(gang.members.pop().unwrap());
+        let leader = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
+        let stderr = child.stderr.take().unwrap().into_owned_fd().unwrap();
+        let left =
+            tokio::task::spawn_blocking(|| number(std::fs::File::from(stderr))).await.unwrap();
+        drop(child.stdin.take());
+        child.wait().await.unwrap();
+        assert!(group_lives(leader) && !matches!(process_state(left), None | Some('Z')));
+        tokio::time::timeout(LIMIT, end_group(leader)).await.unwrap();
+        assert!(!group_lives(leader) && matches!(process_state(left), None | Some('Z')));
     }
 
     #[tokio::test]

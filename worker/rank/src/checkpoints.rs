@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
-use lockstep_api::{FailureCode, Generation, Phase, RankMessage, Step};
+use lockstep_api::{FailureCode, Generation, Phase, Rank, RankMessage, Step};
 use lockstep_checkpoint::{CheckpointError, FORMAT_VERSION, Meta, State, curve_settings};
 use lockstep_ddp::hook::HookState;
 use lockstep_models::Model;
@@ -28,8 +28,8 @@ const WRITE_LIMIT: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub(crate) struct Checkpoints {
     dir: Utf8PathBuf,
-    /// That this process was started under: processes of one attempt on one node write into one folder.
-    generation: Generation,
+    /// What this process began as: no two of an attempt share both, and those of one node write into one folder.
+    began_as: (Generation, Rank),
     /// The step of the newest one that was begun here.
     begun: Option<Step>,
     link: AgentLink,
@@ -127,9 +127,9 @@ fn copy(to: &mut Vec<f32>, from: &[f32]) {
 
 impl Checkpoints {
     /// Into `dir`, which exists.
-    pub(crate) fn new(dir: Utf8PathBuf, generation: Generation, link: AgentLink) -> Self {
+    pub(crate) fn new(dir: Utf8PathBuf, began_as: (Generation, Rank), link: AgentLink) -> Self {
         let (begun, writing, spare, stall) = (None, None, None, Cell::new(None));
-        Self { dir, generation, begun, link, writing, spare, stall }
+        Self { dir, began_as, begun, link, writing, spare, stall }
     }
 
     /// How long the step path was held by a checkpoint since this was asked last.
@@ -155,7 +155,8 @@ impl Checkpoints {
             }
             None => Box::new(Snapshot::new(source)),
         };
-        let name = format!("step-{:08}-generation-{}.safetensors", step.0, self.generation.0);
+        let (generation, rank) = self.began_as;
+        let name = format!("step-{:08}-generation-{generation}-rank-{rank}.safetensors", step.0);
         let path = self.dir.join(name);
         let link = self.link.clone();
         let (done, writing) = channel();
@@ -348,7 +349,7 @@ mod tests {
         let (_socket, link, stream) = connected();
         let folder = tempfile::tempdir().unwrap();
         let dir: Utf8PathBuf = folder.path().to_path_buf().try_into().unwrap();
-        let mut checkpoints = Checkpoints::new(dir, Generation(3), link.clone());
+        let mut checkpoints = Checkpoints::new(dir, (Generation(3), Rank(1)), link.clone());
         let state = |step| OptimizerState { step, moments: vec![] };
         let paths = || -> Vec<_> {
             let files = std::fs::read_dir(folder.path()).unwrap();
@@ -356,7 +357,7 @@ mod tests {
         };
         checkpoints.begin(source(&model, &[1.0; 6], &state(4), 4)).unwrap();
         checkpoints.finish().unwrap();
-        assert_eq!(paths(), ["step-00000004-generation-3.safetensors"]);
+        assert_eq!(paths(), ["step-00000004-generation-3-rank-1.safetensors"]);
         std::fs::remove_file(folder.path().join(&paths()[0])).unwrap();
         checkpoints.begin(source(&model, &[1.0; 6], &state(4), 4)).unwrap();
         checkpoints.finish().unwrap();

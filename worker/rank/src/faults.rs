@@ -3,11 +3,11 @@
 //! Each is told to the agent before it happens and has reached it by then, so that it happens once however often its step
 //! is done again, and by whichever process.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use lockstep_api::{FaultKind, FaultSpec, FaultTarget, Phase, RankConfig, RankMessage, Step};
+use lockstep_api::{FaultKind, FaultSpec, FaultTarget, Phase, Rank, RankConfig, RankMessage, Step};
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::link::AgentLink;
@@ -15,22 +15,35 @@ use crate::link::AgentLink;
 /// How long the word of a fault may take to leave.
 const TELL_LIMIT: Duration = Duration::from_secs(2);
 
-/// What is still to happen to this rank. Clones share it.
+/// What is still to happen, to this rank or another. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Faults {
     link: AgentLink,
-    pending: Arc<Mutex<Vec<(i32, FaultSpec)>>>,
+    pending: Arc<Mutex<Pending>>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    /// Which rank this is.
+    rank: Rank,
+    faults: Vec<(i32, FaultSpec)>,
 }
 
 impl Faults {
-    /// Those of the rank that this process begins as that have not happened.
+    /// Those that have not happened.
     pub(crate) fn new(config: &RankConfig, link: &AgentLink) -> Self {
-        let planned = (0..).zip(config.spec.chaos.iter().copied());
-        let is_pending = |(index, fault): &(i32, FaultSpec)| {
-            fault.rank == config.rank && !config.faults_done.contains(index)
-        };
-        let pending = Arc::new(Mutex::new(planned.filter(is_pending).collect()));
-        Self { link: link.clone(), pending }
+        let planned = (0..).zip(config.spec.chaos.iter().copied()).collect();
+        let pending = Pending { rank: config.rank, faults: planned };
+        let faults = Self { link: link.clone(), pending: Arc::new(Mutex::new(pending)) };
+        faults.seat(config.rank, &config.faults_done);
+        faults
+    }
+
+    /// The process has this rank in the next group, before which these have happened.
+    pub(crate) fn seat(&self, rank: Rank, done: &[i32]) {
+        let mut pending = self.lock();
+        pending.rank = rank;
+        pending.faults.retain(|(index, _)| !done.contains(index));
     }
 
     /// The rank begins this part of a step. A part that a step does not have (of a rank without samples, or no evaluation)
@@ -57,13 +70,19 @@ impl Faults {
 
     /// The next that is due, after its agent has been told.
     fn take(&self, is_due: impl Fn(&FaultSpec) -> bool) -> Option<FaultSpec> {
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = pending.iter().position(|(_, fault)| is_due(fault))?;
-        let (index, fault) = pending.remove(place);
+        let mut pending = self.lock();
+        let rank = pending.rank;
+        let is_own = |(_, fault): &(i32, FaultSpec)| fault.rank == rank && is_due(fault);
+        let place = pending.faults.iter().position(is_own)?;
+        let (index, fault) = pending.faults.remove(place);
         drop(pending);
         self.link.send(RankMessage::Fault { index });
         self.link.flush(TELL_LIMIT);
         Some(fault)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn happen(&self, fault: FaultSpec) {

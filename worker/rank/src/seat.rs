@@ -17,6 +17,8 @@ pub(crate) struct Seat {
     pub(crate) network: Option<(RankNetwork, OwnedFd)>,
     /// Steps that the server has heard of.
     pub(crate) steps_reported: Step,
+    /// Faults that the job asked for and that have happened.
+    pub(crate) faults_done: Vec<i32>,
     /// Whether there was a group before: then the state is whichever rank's is furthest.
     pub(crate) is_anew: bool,
 }
@@ -42,6 +44,7 @@ impl Seat {
             memory,
             network,
             steps_reported: config.steps_reported,
+            faults_done: config.faults_done.clone(),
             is_anew: config.heals,
         })
     }
@@ -51,7 +54,8 @@ impl Seat {
     /// # Errors
     /// A descriptor is missing.
     pub(crate) fn next(regroup: Regroup, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
-        let Regroup { generation, rank, world_size, network, steps_reported } = regroup;
+        let Regroup { generation, rank, world_size, network, steps_reported, faults_done } =
+            regroup;
         let mut descriptors = descriptors.into_iter();
         let memory = descriptors.next().ok_or_else(|| invalid("no memory came with a group"))?;
         let network = match network {
@@ -61,7 +65,16 @@ impl Seat {
             }
             None => None,
         };
-        Ok(Self { generation, rank, world_size, memory, network, steps_reported, is_anew: true })
+        Ok(Self {
+            generation,
+            rank,
+            world_size,
+            memory,
+            network,
+            steps_reported,
+            faults_done,
+            is_anew: true,
+        })
     }
 }
 

@@ -64,7 +64,7 @@ impl Trainer<()> {
         ready: Ready<()>,
     ) -> Self {
         let dir = config.checkpoint_dir.clone().into();
-        let checkpoints = Checkpoints::new(dir, config.generation, link.clone());
+        let checkpoints = Checkpoints::new(dir, (config.generation, config.rank), link.clone());
         let (width, grains) = (ready.engine.buffers.len(), ready.schedule.max_grains());
         let statistics = Statistics::new(config.spec.ddp.reduction, width, grains);
         Self {

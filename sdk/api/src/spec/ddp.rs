@@ -79,6 +79,14 @@ pub enum Hook {
     PowerSgd,
 }
 
+impl DdpSpec {
+    /// Whether every rank has all of the state: not if the optimizer's is in parts, ranks go their own way, or each has something
+    /// left over that it has not sent.
+    pub fn has_copies(&self) -> bool {
+        self.shard == Shard::None && self.sync_every == 1 && !self.hook.has_state()
+    }
+}
+
 impl Hook {
     /// Whether it carries anything from step to step, which a checkpoint must have.
     pub fn has_state(self) -> bool {

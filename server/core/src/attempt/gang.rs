@@ -14,6 +14,8 @@ use crate::verdict::{self, Failure};
 pub struct Gang {
     /// The fence.
     pub generation: Generation,
+    /// When the present group was decided on.
+    pub began_at: DateTime<Utc>,
     /// Until when its nodes' word holds.
     pub lease_expires_at: DateTime<Utc>,
     /// Every rank.
@@ -30,6 +32,10 @@ pub struct Gang {
     pub has_copies: bool,
     /// Whether a step was done under the present generation.
     pub has_progressed: bool,
+    /// Processes that were started under this generation or before have the state: it has done a step, or is the attempt's first.
+    pub has_state_from: Generation,
+    /// Whether the present generation began to change the size of a sound group, not because one broke.
+    pub is_planned: bool,
     /// The number of the next process.
     pub next_process: i32,
     /// Nodes whose ranks go elsewhere when they are lost: there is room for them.
@@ -75,7 +81,7 @@ pub enum Place {
     Finished,
     /// Gone otherwise.
     Gone,
-    /// Given up: another process takes the rank as soon as there is a slot.
+    /// Given up: another process takes the rank as soon as there is a slot, or an elastic gang goes on without it.
     Vacant,
 }
 

@@ -10,14 +10,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{AttemptOutcome, Blame, FailureCode, FailureReport, NodeId, Rank};
+use lockstep_api::{
+    AttemptOutcome, Blame, FailureCode, FailureReport, Generation, NodeId, Rank, Transport,
+};
 
 use super::gang::{Gang, Member, Place, Readiness};
 use super::words::{Effect, NewSlot, Replacement, StepError, Word};
 use super::{Attempt, Stage, Stepped, Terms};
 use crate::lease::delta;
 use crate::placement::Refill;
-use crate::verdict::{self, Failure, Standing};
+use crate::verdict::{self, Failure, Grade, Standing};
 
 /// Where the processes in the place of lost ones go, unless their node is shunned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,16 +38,19 @@ impl Gang {
 
     /// Whether a rank that is not `lost` goes on with the state, and nobody has left for good.
     fn has_survivor(&self, lost: &BTreeSet<Rank>) -> bool {
-        let others = self.members.iter().filter(|(rank, _)| !lost.contains(rank));
-        let mut lives = false;
-        for (_, member) in others {
-            match member.place {
-                Place::Held => lives = true,
-                Place::Left | Place::Finished => return false,
-                Place::Gone | Place::Vacant => {}
-            }
-        }
-        lives
+        let newcomers = self.newcomers();
+        let has_left = |it: &Member| matches!(it.place, Place::Left | Place::Finished);
+        let goes_on = |(rank, it): (&Rank, &Member)| {
+            it.place == Place::Held && !lost.contains(rank) && !newcomers.contains(rank)
+        };
+        !self.members.values().any(has_left) && self.members.iter().any(goes_on)
+    }
+
+    /// Ranks that may have yet to take over the state: no step was done since their processes were to be started. Those of an
+    /// attempt's first group have what it begins with.
+    pub(super) fn newcomers(&self) -> BTreeSet<Rank> {
+        let is_new = |it: &Member| self.has_state_from < it.first_generation;
+        self.members.iter().filter(|(_, it)| is_new(it)).map(|(rank, _)| *rank).collect()
     }
 }
 
@@ -60,6 +65,14 @@ impl Attempt {
     ) -> Stepped {
         let lost = verdict::culprits(report);
         self.repair_or_end((lost, Slots::Same), report, outcome, effects, at)
+    }
+
+    /// Whom a failure names; if nobody, the newcomers of a node that has no other ranks and could not start them.
+    pub(super) fn at_fault(&self, failure: &Failure) -> BTreeSet<Rank> {
+        let named = verdict::culprits(&failure.report);
+        let of_node = failure.node.map(|node| self.gang.ranks_of(node)).unwrap_or_default();
+        let is_of_node = named.is_empty() && of_node.is_subset(&self.gang.newcomers());
+        if is_of_node { of_node } else { named }
     }
 
     /// Whether the present generation has its verdict already and lives on only until there are slots for the next one.
@@ -85,7 +98,13 @@ impl Attempt {
         // Who is known to be gone is lost as well, whoever was named.
         lost.extend(self.gang.with_place(Place::Gone));
         let is_judged = self.is_judged();
-        let is_paid = !self.gang.has_progressed;
+        if !is_judged && self.may_do_without(&lost) {
+            effects.extend(self.drop_ranks(&lost));
+            // Nobody pays for those that had done nothing yet.
+            self.gang.is_planned = true;
+            return self.begin(BTreeMap::new(), effects, (terms, now));
+        }
+        let is_paid = self.gang.is_paid();
         let may_be_repaired = self.gang.has_copies
             && is_repairable(report)
             && self.stage != Stage::Placing
@@ -96,7 +115,12 @@ impl Attempt {
             let blame = if is_judged { Blame::Infrastructure } else { report.code.blame() };
             return self.end(outcome, blame, effects);
         }
-        effects.extend(self.gang.give_up(&lost, slots));
+        let freed_now = effects.iter().filter_map(|effect| match effect {
+            Effect::Release { rank } => Some(*rank),
+            _ => None,
+        });
+        let freed_now: BTreeSet<Rank> = freed_now.collect();
+        effects.extend(self.gang.give_up(&lost, slots, &freed_now));
         if is_judged {
             return (self, effects);
         }
@@ -126,17 +150,18 @@ impl Attempt {
         self.begin(places, vec![], (terms, now))
     }
 
-    /// The next generation. Who was given up and has no place in it is left out.
+    /// The next generation, of a repair or a change of size. Who was given up and has no place in it is left out.
     pub(super) fn begin(
         mut self,
         mut places: BTreeMap<Rank, Refill>,
         mut effects: Vec<Effect>,
         (terms, now): (Terms, DateTime<Utc>),
     ) -> Stepped {
-        let is_paid = !self.gang.has_progressed;
+        let is_paid = self.gang.is_paid();
         let gang = &mut self.gang;
         gang.generation = gang.generation.next();
-        (gang.has_progressed, gang.suspect) = (false, None);
+        (gang.began_at, gang.has_progressed, gang.is_planned) = (now, false, false);
+        gang.suspect = None;
         let size = gang.members.len();
         gang.members.retain(|rank, it| it.place != Place::Vacant || places.contains_key(rank));
         let further: Vec<Rank> =
@@ -195,11 +220,11 @@ impl Attempt {
     }
 
     /// What a node says that has not yet heard of the present generation. It counts as far as it is about processes that
-    /// still belong to the group; what broke under the old generation has been judged.
+    /// still belong to the group.
     pub(super) fn hear_late(
         self,
         node: NodeId,
-        generation: lockstep_api::Generation,
+        generation: Generation,
         word: Word,
         terms: Terms,
         now: DateTime<Utc>,
@@ -218,14 +243,20 @@ impl Attempt {
                 }
             }
             Word::Renewed => self.hear(node, word, terms, now),
-            Word::Failed(report) => {
-                let report = verdict::with_node_name(report, &self.gang.node_name(node));
-                let failure = Failure { report, node: Some(node) };
-                let file = Effect::File { failure, generation, standing: Standing::Effect };
-                Ok((self, vec![file]))
-            }
+            Word::Failed(report) => Ok(self.hear_late_failure(node, generation, report)),
             // Steps that were done, done they are.
-            Word::Formed | Word::Progressed if self.stage.is_at_work() => Ok((self, vec![])),
+            Word::Formed | Word::Progressed if !matches!(self.stage, Stage::Ended(_)) => {
+                Ok((self, vec![]))
+            }
+            Word::Finished if self.gang.is_of_before(node, generation) => {
+                Ok(self.finish_late(node, generation))
+            }
+            Word::Stopped
+                if matches!(self.stage, Stage::Stopping { .. })
+                    && self.gang.is_of_before(node, generation) =>
+            {
+                self.hear(node, word, terms, now)
+            }
             // Said of a set that the node no longer has.
             Word::RankListens { .. }
             | Word::Prepared
@@ -239,14 +270,86 @@ impl Attempt {
     }
 }
 
+impl Attempt {
+    /// What broke under an earlier generation has been judged, unless that one was given up to change its size: then whatever
+    /// ends an attempt still does. Its numbers are those of that generation.
+    fn hear_late_failure(
+        self,
+        node: NodeId,
+        generation: Generation,
+        report: FailureReport,
+    ) -> Stepped {
+        let report = verdict::with_node_name(report, &self.gang.node_name(node));
+        let blame = report.code.blame();
+        let is_end = self.gang.is_planned
+            && generation.next() == self.gang.generation
+            && self.stage.is_at_work()
+            && !is_repairable(&report)
+            && verdict::grade(&report) == Grade::Cause;
+        let standing = if is_end { Standing::Verdict } else { Standing::Effect };
+        let failure = Failure { report, node: Some(node) };
+        let file = Effect::File { failure, generation, standing };
+        match is_end {
+            true => self.end(AttemptOutcome::Failed, blame, vec![file]),
+            false => (self, vec![file]),
+        }
+    }
+
+    /// Training was over before the node heard of the present generation. It is over for all once everybody that had the state
+    /// says so.
+    fn finish_late(mut self, node: NodeId, generation: Generation) -> Stepped {
+        let is_meant = |it: &Member| it.node == node && it.first_generation <= generation;
+        let effects = self.gang.release(|_, member| is_meant(member), Place::Finished);
+        let newcomers = self.gang.newcomers();
+        let mut others = self.gang.members.iter().filter(|(rank, _)| !newcomers.contains(rank));
+        let is_over = matches!(self.stage, Stage::Ended(_));
+        if !is_over && others.all(|(_, member)| member.place == Place::Finished) {
+            return self.end(AttemptOutcome::Succeeded, Blame::Infrastructure, effects);
+        }
+        self.end_if_stopping_and_all_gone(effects)
+    }
+
+    /// Whether an elastic gang can go on without those that are lost, because they had yet to begin: it may grow again once it
+    /// has done a step, and a node that cannot start ranks costs the job nothing.
+    fn may_do_without(&self, lost: &BTreeSet<Rank>) -> bool {
+        let left = self.gang.members.len() - lost.len();
+        !lost.is_empty()
+            && lost.is_subset(&self.gang.newcomers())
+            && self.gang.may_have(left)
+            && self.gang.has_survivor(lost)
+    }
+}
+
 impl Gang {
-    /// Of lost ranks: which are gone, and which are given up because they go elsewhere.
-    fn give_up(&mut self, lost: &BTreeSet<Rank>, slots: Slots) -> Vec<Effect> {
+    /// Whether the next generation costs the job a retry: the present one has done nothing, and not because it was planned.
+    fn is_paid(&self) -> bool {
+        !self.has_progressed && !self.is_planned
+    }
+
+    /// Whether the node's processes are all of `generation` or before.
+    fn is_of_before(&self, node: NodeId, generation: Generation) -> bool {
+        let mut own = self.members.values().filter(|member| member.is_on(node));
+        own.all(|member| member.first_generation <= generation)
+    }
+
+    /// Of lost ranks: which are gone, and which are given up because they go elsewhere. `freed_now`: whose slots nobody can have
+    /// taken since they became free.
+    fn give_up(
+        &mut self,
+        lost: &BTreeSet<Rank>,
+        slots: Slots,
+        freed_now: &BTreeSet<Rank>,
+    ) -> Vec<Effect> {
         let mut effects = Vec::new();
-        let goes_elsewhere =
-            |member: &Member| slots == Slots::Elsewhere || self.shunned.contains(&member.node);
+        let may_move = self.transport != Transport::Shm;
+        let goes_elsewhere = |rank: &Rank, member: &Member| {
+            let may_be_taken = member.place == Place::Gone && !freed_now.contains(rank);
+            slots == Slots::Elsewhere
+                || self.shunned.contains(&member.node)
+                || (may_be_taken && may_move)
+        };
         let elsewhere: BTreeSet<Rank> = (self.members.iter())
-            .filter(|(rank, member)| lost.contains(rank) && goes_elsewhere(member))
+            .filter(|(rank, member)| lost.contains(rank) && goes_elsewhere(rank, member))
             .map(|(rank, _)| *rank)
             .collect();
         let slots_are_awaited = !elsewhere.is_empty() || !self.vacant().is_empty();

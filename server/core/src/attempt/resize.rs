@@ -1,18 +1,21 @@
-//! Elastic gangs: they grow when slots are free and give ranks back when other jobs wait for their slots.
+//! Elastic gangs: they grow when slots are free, and ranks are reclaimed when other jobs wait for their slots.
 //!
 //! Both are a new generation of the same attempt, like a repair: whoever goes on keeps its state, the step in work is done again,
 //! and new processes take the state over. Nobody pays for it. It happens only to a gang at work that has done a step since it
-//! last changed, so that no gang is kept from its work by slots that come and go.
+//! last changed, and growth has a least distance as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use lockstep_api::{Generation, NodeId, Rank};
 
 use super::gang::{Gang, Member, Place, Readiness};
 use super::words::Effect;
 use super::{Attempt, Stage, Stepped, Terms};
 use crate::placement::Refill;
+
+/// Least time from one change to the next growth: slots that come and go must not keep a gang from its work.
+const GROWTH_EVERY: TimeDelta = TimeDelta::seconds(5);
 
 impl Gang {
     /// Whether its size may be this, although it was another.
@@ -56,7 +59,7 @@ impl Member {
 
 impl Attempt {
     /// Whether its gang can take another size now.
-    pub fn can_resize(&self) -> bool {
+    fn can_resize(&self) -> bool {
         let gang = &self.gang;
         self.stage == Stage::Running
             && gang.ranks.is_elastic()
@@ -71,6 +74,7 @@ impl Attempt {
         let size = self.gang.members.len();
         let are_next = (size..).zip(&places).all(|(at, it)| usize::try_from(it.rank.0) == Ok(at));
         let is_wanted = self.can_resize()
+            && self.gang.began_at + GROWTH_EVERY <= now
             && !places.is_empty()
             && are_next
             && self.gang.may_have(size + places.len());
@@ -78,22 +82,28 @@ impl Attempt {
             return (self, vec![]);
         }
         let places = places.into_iter().map(|place| (place.rank, place)).collect();
-        self.begin(places, vec![], (terms, now))
+        self.begin_planned(places, vec![], (terms, now))
     }
 
     /// Fewer ranks: these are given up. What does not fit changes nothing.
-    pub(super) fn give_back(
+    pub(super) fn reclaim(
         mut self,
         ranks: &BTreeSet<Rank>,
         terms: Terms,
         now: DateTime<Utc>,
     ) -> Stepped {
-        let members = &mut self.gang.members;
+        let members = &self.gang.members;
         let are_there = ranks.iter().all(|rank| members.contains_key(rank));
         let left = members.len() - ranks.len().min(members.len());
         if !are_there || ranks.is_empty() || !self.can_resize() || !self.gang.may_have(left) {
             return (self, vec![]);
         }
+        let effects = self.drop_ranks(ranks);
+        self.begin_planned(BTreeMap::new(), effects, (terms, now))
+    }
+
+    /// These are given up for good.
+    pub(super) fn drop_ranks(&mut self, ranks: &BTreeSet<Rank>) -> Vec<Effect> {
         let mut effects = Vec::new();
         for rank in ranks {
             if let Some(member) = self.gang.members.get_mut(rank) {
@@ -101,6 +111,17 @@ impl Attempt {
                 effects.push(Effect::Evict { rank: *rank });
             }
         }
-        self.begin(BTreeMap::new(), effects, (terms, now))
+        effects
+    }
+
+    fn begin_planned(
+        self,
+        places: BTreeMap<Rank, Refill>,
+        effects: Vec<Effect>,
+        at: (Terms, DateTime<Utc>),
+    ) -> Stepped {
+        let (mut attempt, effects) = self.begin(places, effects, at);
+        attempt.gang.is_planned = true;
+        (attempt, effects)
     }
 }

@@ -1,8 +1,8 @@
-//! Gangs whose size may change: where they grow, and what they give back.
+//! Gangs whose size may change: where they grow, and which ranks are reclaimed.
 //!
-//! Slots that the queue has no use for are lent to gangs that can grow, on nodes that they are on already before others and
-//! never on one that is avoided. When a job waits for slots, ranks beyond the fewest of such gangs are given back: as few as let
-//! the job begin, from the gang with most of them.
+//! Slots that the queue has no use for go to gangs that can grow, on nodes that they are on already before others and never on
+//! one that is avoided. When a job waits for slots, ranks beyond the fewest of such gangs are reclaimed: as few as let the job
+//! begin, from the gang with most of them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,7 +67,7 @@ pub fn grow(gang: &Growing, spare: &mut [NodeOffer]) -> Vec<Refill> {
 
 /// A gang with more ranks than its fewest.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Lender {
+pub struct Reclaimable {
     /// Which.
     pub attempt: AttemptId,
     /// Between which sizes it may be.
@@ -82,10 +82,10 @@ pub fn reclaim(
     request: &Request,
     nodes: &[NodeOffer],
     coming: &BTreeSet<SlotKey>,
-    lenders: &[Lender],
+    candidates: &[Reclaimable],
 ) -> BTreeMap<AttemptId, BTreeSet<Rank>> {
     let wanted = usize::try_from(request.ranks.min()).unwrap_or(usize::MAX);
-    let fits = |freed: &[(usize, Rank, SlotKey)]| {
+    let fits = |freed: &[Freed]| {
         let free = nodes.iter().map(|node| {
             let is_free = |device, index| {
                 let key = SlotKey { node: node.node, device, index };
@@ -96,30 +96,73 @@ pub fn reclaim(
         });
         shares(wanted, &free.collect::<Vec<_>>(), request.transport).is_some()
     };
-    let mut freed: Vec<(usize, Rank, SlotKey)> = Vec::new();
-    let mut left: Vec<usize> = lenders.iter().map(|it| it.slots.len()).collect();
-    while !fits(&freed) {
-        let surplus = |place: &usize| {
-            left[*place].saturating_sub(usize::try_from(lenders[*place].ranks.min()).unwrap_or(0))
-        };
-        let largest = (0..lenders.len()).rev().max_by_key(surplus).filter(|it| 0 < surplus(it));
-        let Some(place) = largest else { return BTreeMap::new() };
-        left[place] -= 1;
-        let rank = Rank(i32::try_from(left[place]).unwrap_or(i32::MAX));
-        freed.push((place, rank, lenders[place].slots[left[place]]));
-    }
-    // Some may have been on nodes where they are of no use.
-    for place in (0..freed.len()).rev() {
-        let kept = freed.remove(place);
-        if !fits(&freed) {
-            freed.insert(place, kept);
+    let mut freed: Vec<Freed> = Vec::new();
+    if !fits(&freed) {
+        let found = useful(request, nodes).into_iter().find_map(|of_use| {
+            let freed = freed_until(&fits, &of_use, candidates);
+            fits(&freed).then_some(freed)
+        });
+        freed = found.unwrap_or_default();
+        // Some may have been on nodes where they are of no use.
+        for place in (0..freed.len()).rev() {
+            let kept = freed.remove(place);
+            if !fits(&freed) {
+                freed.insert(place, kept);
+            }
         }
     }
     let mut ranks: BTreeMap<AttemptId, BTreeSet<Rank>> = BTreeMap::new();
     for (place, rank, _) in freed {
-        ranks.entry(lenders[place].attempt).or_default().insert(rank);
+        ranks.entry(candidates[place].attempt).or_default().insert(rank);
     }
     ranks
+}
+
+/// A rank that would leave: the place of its gang among the candidates, itself, its slot.
+type Freed = (usize, Rank, SlotKey);
+
+/// Slots that would be of use to a request: those of one node after the other if it has to be on one, else all.
+fn useful(request: &Request, nodes: &[NodeOffer]) -> Vec<BTreeSet<SlotKey>> {
+    let of_node = |node: &NodeOffer| -> BTreeSet<SlotKey> {
+        let slots = node.slots.iter().filter(|it| it.suits(&request.slot));
+        let key = |device, index| SlotKey { node: node.node, device, index };
+        slots.map(|it| key(it.device, it.index)).collect()
+    };
+    match request.transport {
+        Transport::Shm => nodes.iter().map(of_node).collect(),
+        Transport::Auto | Transport::Tcp => vec![nodes.iter().flat_map(of_node).collect()],
+    }
+}
+
+/// Frees slots one after the other until it is enough, the highest rank of the gang that has most to spare first.
+fn freed_until(
+    fits: impl Fn(&[Freed]) -> bool,
+    of_use: &BTreeSet<SlotKey>,
+    candidates: &[Reclaimable],
+) -> Vec<Freed> {
+    let mut freed: Vec<Freed> = Vec::new();
+    while !fits(&freed) {
+        let taken = |place: usize| freed.iter().filter(|it| it.0 == place).count();
+        let surplus = |place: usize| {
+            let least = usize::try_from(candidates[place].ranks.min()).unwrap_or(usize::MAX);
+            (candidates[place].slots.len() - taken(place)).saturating_sub(least)
+        };
+        let next = |place: usize| {
+            let slots = candidates[place].slots.iter().enumerate().rev();
+            let mut left = slots
+                .filter(|(_, slot)| of_use.contains(slot) && freed.iter().all(|it| it.2 != **slot));
+            let (rank, slot) = left.next()?;
+            Some((place, Rank(i32::try_from(rank).unwrap_or(i32::MAX)), *slot))
+        };
+        let gangs = (0..candidates.len()).rev().filter(|place| 0 < surplus(*place));
+        let Some((_, found)) =
+            gangs.filter_map(|place| Some((surplus(place), next(place)?))).max_by_key(|it| it.0)
+        else {
+            return freed;
+        };
+        freed.push(found);
+    }
+    freed
 }
 
 #[cfg(test)]

@@ -78,24 +78,24 @@ fn a_gang_grows_where_it_is_first_and_never_on_an_avoided_node() {
     assert_eq!(grown(&[4, 4], 2, Transport::Auto), []);
 }
 
-fn lender(number: u128, min: u32, slots: &[(u128, i32)]) -> Lender {
+fn candidate(number: u128, min: u32, slots: &[(u128, i32)]) -> Reclaimable {
     let key = |(node, index): &(u128, i32)| SlotKey {
         node: NodeId(Uuid::from_u128(*node)),
         device: DeviceKind::Cpu,
         index: *index,
     };
     let attempt = AttemptId(Uuid::from_u128(number));
-    Lender { attempt, ranks: elastic(min, 8), slots: slots.iter().map(key).collect() }
+    Reclaimable { attempt, ranks: elastic(min, 8), slots: slots.iter().map(key).collect() }
 }
 
 fn asked_back(
     request: &Request,
     nodes: &[NodeOffer],
     coming: &[(u128, i32)],
-    lenders: &[Lender],
+    candidates: &[Reclaimable],
 ) -> Vec<(u128, Vec<i32>)> {
-    let coming = lender(0, 1, coming).slots.into_iter().collect();
-    let ranks = reclaim(request, nodes, &coming, lenders);
+    let coming = candidate(0, 1, coming).slots.into_iter().collect();
+    let ranks = reclaim(request, nodes, &coming, candidates);
     ranks
         .iter()
         .map(|(attempt, ranks)| (attempt.0.as_u128(), ranks.iter().map(|it| it.0).collect()))
@@ -105,10 +105,10 @@ fn asked_back(
 #[test]
 fn a_job_that_waits_gets_back_what_it_needs_and_no_more() {
     let nodes = [node(1, &[true, true, true]), node(2, &[true, true])];
-    let (a, b) = (lender(7, 1, &[(1, 0), (1, 1), (1, 2)]), lender(8, 1, &[(2, 0), (2, 1)]));
-    let lenders = [a.clone(), b.clone()];
+    let (a, b) = (candidate(7, 1, &[(1, 0), (1, 1), (1, 2)]), candidate(8, 1, &[(2, 0), (2, 1)]));
+    let candidates = [a.clone(), b.clone()];
     let fixed = |ranks, transport| ask(RankCount::Fixed(ranks), transport);
-    let back = |request: &Request| asked_back(request, &nodes, &[], &lenders);
+    let back = |request: &Request| asked_back(request, &nodes, &[], &candidates);
     assert_eq!(back(&fixed(1, Transport::Auto)), [(7, vec![2])], "of the one with most to spare");
     assert_eq!(back(&fixed(3, Transport::Auto)), [(7, vec![1, 2]), (8, vec![1])]);
     assert_eq!(back(&fixed(2, Transport::Shm)), [(7, vec![1, 2])], "on one node");
@@ -119,11 +119,17 @@ fn a_job_that_waits_gets_back_what_it_needs_and_no_more() {
         "the fewest that it needs"
     );
     let one = fixed(1, Transport::Auto);
-    assert_eq!(asked_back(&one, &nodes, &[(2, 1)], &lenders), [], "a slot will be free anyway");
+    assert_eq!(asked_back(&one, &nodes, &[(2, 1)], &candidates), [], "a slot will be free anyway");
     let shm = fixed(2, Transport::Shm);
-    let lenders = [lender(7, 1, &[(1, 0), (2, 0), (1, 1)]), b];
+    let low = [candidate(7, 1, &[(1, 0), (1, 1), (2, 0)])];
     assert_eq!(
-        asked_back(&shm, &nodes, &[(1, 2)], &lenders),
+        asked_back(&shm, &nodes[..1], &[], &low),
+        [(7, vec![0, 1])],
+        "whichever ranks are there"
+    );
+    let candidates = [candidate(7, 1, &[(1, 0), (2, 0), (1, 1)]), b];
+    assert_eq!(
+        asked_back(&shm, &nodes, &[(1, 2)], &candidates),
         [(7, vec![2])],
         "of no use elsewhere"
     );
@@ -138,34 +144,34 @@ proptest! {
     ) {
         // One node a gang, and a slot beside it that may be free.
         let mut nodes = Vec::new();
-        let mut lenders = Vec::new();
+        let mut candidates = Vec::new();
         for (place, ((min, more), free)) in sizes.iter().zip(&free).enumerate() {
             let (number, size) = (place as u128 + 1, min + more);
             let mut held = vec![true; size as usize];
             held.push(!free);
             nodes.push(node(number, &held));
             let slots: Vec<_> = (0..size.cast_signed()).map(|index| (number, index)).collect();
-            lenders.push(lender(number, *min, &slots));
+            candidates.push(candidate(number, *min, &slots));
         }
         let transport = if is_shm { Transport::Shm } else { Transport::Auto };
         let request = ask(RankCount::Fixed(wanted), transport);
-        let given = reclaim(&request, &nodes, &BTreeSet::new(), &lenders);
+        let given = reclaim(&request, &nodes, &BTreeSet::new(), &candidates);
         let fits = |given: &BTreeMap<AttemptId, BTreeSet<Rank>>| {
             let mut nodes = nodes.clone();
-            for lender in &lenders {
-                for rank in given.get(&lender.attempt).into_iter().flatten() {
-                    let key = lender.slots[rank.0 as usize];
+            for candidate in &candidates {
+                for rank in given.get(&candidate.attempt).into_iter().flatten() {
+                    let key = candidate.slots[rank.0 as usize];
                     let node = nodes.iter_mut().find(|it| it.node == key.node).unwrap();
                     node.slots[key.index as usize].is_held = false;
                 }
             }
             matches!(schedule(std::slice::from_ref(&request), &nodes).decisions[0], Decision::Placed(_))
         };
-        for lender in &lenders {
-            let left = lender.slots.len() - given.get(&lender.attempt).map_or(0, BTreeSet::len);
-            prop_assert!(lender.ranks.min() as usize <= left);
+        for candidate in &candidates {
+            let left = candidate.slots.len() - given.get(&candidate.attempt).map_or(0, BTreeSet::len);
+            prop_assert!(candidate.ranks.min() as usize <= left);
         }
-        let all = lenders.iter().map(|it| {
+        let all = candidates.iter().map(|it| {
             let ranks = (it.ranks.min().cast_signed()..).take(it.slots.len() - it.ranks.min() as usize);
             (it.attempt, ranks.map(Rank).collect())
         });

@@ -58,6 +58,7 @@ fn placed(nodes: &[u128]) -> Attempt {
     });
     Attempt::placed(Gang {
         generation: GENERATION,
+        began_at: at(0),
         lease_expires_at: at(20_000),
         members: members.collect(),
         ranks: RankCount::Fixed(u32::try_from(nodes.len()).unwrap()),
@@ -66,6 +67,8 @@ fn placed(nodes: &[u128]) -> Attempt {
         transport: Transport::Auto,
         has_copies: false,
         has_progressed: false,
+        has_state_from: GENERATION,
+        is_planned: false,
         next_process: i32::try_from(nodes.len()).unwrap(),
         shunned: BTreeSet::new(),
     })

@@ -6,6 +6,7 @@ mod network;
 mod read;
 mod regroup;
 mod resume;
+mod slots;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,10 +28,13 @@ pub(crate) use held::{
 pub(crate) use network::{Peer, peers, record_endpoints, record_prepared};
 pub(crate) use read::{Assigned, Branch, assigned, branch, idle, newest, steps_done, views};
 pub(crate) use regroup::{
-    Elastic, NewMember, Vacancies, begin_generation, coming_slots, elastic, evict,
-    held_after_eviction, record_formed, record_progress, release_evicted, with_vacancies,
+    ANY, NewMember, begin_generation, evict, held_after_eviction, record_formed, record_progress,
+    release_evicted,
 };
 pub(crate) use resume::{ended_holding, let_go, resumed_from};
+pub(crate) use slots::{
+    ElasticAttempt, Vacancies, coming_slots, elastic, is_slot_taken, with_vacancies,
+};
 
 /// An attempt whose row this transaction holds.
 #[derive(Debug, Clone)]
@@ -75,7 +79,7 @@ pub(crate) async fn lock(
         r#"
         SELECT
             attempt_id AS "id: AttemptId",
-            project_id AS "project_id: ProjectId",
+            attempt.project_id AS "project_id: ProjectId",
             job_id     AS "job_id: JobId",
             generation AS "generation: Generation",
             state      AS "state: AttemptState",
@@ -85,13 +89,22 @@ pub(crate) async fn lock(
             rendezvous_by,
             recovering_since,
             stop_requested_at,
-            first_step_at,
-            EXISTS (SELECT FROM group_generation AS g
-                    WHERE g.attempt_id = attempt.attempt_id AND g.generation = attempt.generation
-                      AND g.first_step_at IS NOT NULL) AS "has_progressed!",
+            attempt.first_step_at,
+            began_at,
+            g.first_step_at IS NOT NULL AS "has_progressed!",
+            (SELECT coalesce(max(h.generation) FILTER (WHERE h.first_step_at IS NOT NULL), min(h.generation))
+             FROM group_generation AS h
+             WHERE h.attempt_id = attempt.attempt_id) AS "has_state_from!: Generation",
+            NOT EXISTS (SELECT FROM failure AS f
+                        WHERE f.attempt_id = attempt.attempt_id AND f.generation = attempt.generation - 1
+                          AND NOT f.is_effect)
+                AND EXISTS (SELECT FROM group_generation AS h
+                            WHERE h.attempt_id = attempt.attempt_id AND h.generation = attempt.generation - 1)
+                AS "is_planned!",
             (SELECT coalesce(max(process), -1) + 1 FROM group_member AS m
              WHERE m.attempt_id = attempt.attempt_id) AS "next_process!"
-        FROM attempt WHERE attempt_id = ANY($1) ORDER BY attempt_id FOR UPDATE
+        FROM attempt JOIN group_generation AS g USING (attempt_id, generation)
+        WHERE attempt_id = ANY($1) ORDER BY attempt_id FOR UPDATE OF attempt
         "#,
         &ids,
     )
@@ -115,6 +128,7 @@ pub(crate) async fn lock(
         };
         let gang = Gang {
             generation: row.generation,
+            began_at: row.began_at,
             lease_expires_at: row.lease_expires_at,
             members: members.remove(&row.id).unwrap_or_default(),
             rendezvous_by: row.rendezvous_by,
@@ -124,6 +138,8 @@ pub(crate) async fn lock(
             transport: Transport::Auto,
             has_copies: false,
             has_progressed: row.has_progressed,
+            has_state_from: row.has_state_from,
+            is_planned: row.is_planned,
             next_process: row.next_process,
             shunned: BTreeSet::new(),
         };
@@ -161,7 +177,7 @@ async fn members(
         JOIN attempt USING (attempt_id)
         JOIN group_generation AS g USING (attempt_id, generation)
         WHERE attempt_id = ANY($1) AND rank < g.world_size
-        ORDER BY attempt_id, rank, evicted_at IS NOT NULL, process DESC
+        ORDER BY attempt_id, rank, evicted_at DESC NULLS FIRST, process DESC
         "#,
         attempts,
     )

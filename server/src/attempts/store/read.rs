@@ -87,7 +87,7 @@ async fn ranks(
               JOIN attempt USING (attempt_id)
               JOIN group_generation AS g USING (attempt_id, generation)
               WHERE attempt_id = ANY($1) AND rank < g.world_size
-              ORDER BY attempt_id, rank, evicted_at IS NOT NULL, process DESC) AS newest
+              ORDER BY attempt_id, rank, evicted_at DESC NULLS FIRST, process DESC) AS newest
         JOIN node USING (node_id)
         ORDER BY attempt_id, rank
         "#,

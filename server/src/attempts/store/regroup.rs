@@ -1,14 +1,8 @@
 //! The groups that an attempt's ranks form one after the other, and the processes that come and go with them.
 
-use std::collections::BTreeSet;
-
 use chrono::{DateTime, Utc};
-use lockstep_api::{
-    AttemptId, DeviceKind, Generation, JobId, JobSpec, NodeId, OrganisationId, ProjectId, Rank,
-    RankCount, SlotSpec, Transport,
-};
+use lockstep_api::{AttemptId, DeviceKind, Generation, NodeId, ProjectId, Rank};
 use lockstep_core::{NewSlot, Refill, Replacement, Seated, SlotKey};
-use sqlx::types::Json;
 use sqlx::{PgConnection, query, query_scalar};
 
 /// A process to be started.
@@ -199,20 +193,25 @@ pub(crate) async fn record_progress(
     .map(drop)
 }
 
-/// Processes on `node` that were given up are gone: of one attempt, or of all. Says whether a slot became free.
+/// Whatever generation.
+pub(crate) const ANY: Generation = Generation(i64::MAX);
+
+/// Processes on `node` that were given up are gone: of one attempt, as far as they were started under a generation that the
+/// word is of or before, or of all. Says whether a slot became free.
 pub(crate) async fn release_evicted(
     db: &mut PgConnection,
     node: NodeId,
-    attempt: Option<AttemptId>,
+    attempt: Option<(AttemptId, Generation)>,
     now: DateTime<Utc>,
 ) -> sqlx::Result<bool> {
     let released = query!(
         "UPDATE group_member SET released_at = $3
-         WHERE node_id = $1 AND ($2::uuid IS NULL OR attempt_id = $2)
+         WHERE node_id = $1 AND ($2::uuid IS NULL OR (attempt_id = $2 AND first_generation <= $4))
            AND evicted_at IS NOT NULL AND released_at IS NULL",
         node as NodeId,
-        attempt.map(|attempt| attempt.0),
+        attempt.map(|(attempt, _)| attempt.0),
         now,
+        attempt.map(|(_, generation)| generation.0),
     )
     .execute(db)
     .await?;
@@ -233,113 +232,4 @@ pub(crate) async fn held_after_eviction(
     )
     .fetch_all(db)
     .await
-}
-
-/// An attempt with ranks whose processes were given up.
-#[derive(Debug, Clone)]
-pub(crate) struct Vacancies {
-    pub(crate) id: AttemptId,
-    pub(crate) job_id: JobId,
-    pub(crate) organisation_id: OrganisationId,
-    /// Those ranks.
-    pub(crate) vacant: BTreeSet<Rank>,
-    /// How many there are with them.
-    pub(crate) world_size: u32,
-    pub(crate) ranks: RankCount,
-    pub(crate) slot: SlotSpec,
-    pub(crate) transport: Transport,
-}
-
-/// Attempts that wait for slots for some of their ranks, the oldest first.
-pub(crate) async fn with_vacancies(db: &mut PgConnection) -> sqlx::Result<Vec<Vacancies>> {
-    let rows = query!(
-        r#"
-        SELECT attempt_id AS "id: AttemptId", attempt.job_id AS "job_id: JobId",
-               project.organisation_id AS "organisation_id: OrganisationId", spec AS "spec: Json<JobSpec>",
-               world_size,
-               ARRAY(SELECT DISTINCT m.rank FROM group_member AS m
-                     WHERE m.attempt_id = attempt.attempt_id AND m.rank < g.world_size
-                       AND NOT EXISTS (SELECT FROM group_member AS n
-                                       WHERE n.attempt_id = m.attempt_id AND n.rank = m.rank
-                                         AND n.evicted_at IS NULL)) AS "vacant!"
-        FROM attempt JOIN group_generation AS g USING (attempt_id, generation)
-             JOIN job ON job.job_id = attempt.job_id JOIN project ON project.project_id = job.project_id
-        WHERE attempt.state = 'recovering'
-        ORDER BY attempt.created_at, attempt_id
-        "#
-    )
-    .fetch_all(db)
-    .await?;
-    let vacancies = rows.into_iter().map(|row| Vacancies {
-        id: row.id,
-        job_id: row.job_id,
-        organisation_id: row.organisation_id,
-        vacant: row.vacant.into_iter().map(Rank).collect(),
-        world_size: row.world_size.unsigned_abs(),
-        ranks: row.spec.0.gang.ranks,
-        slot: row.spec.0.gang.slot,
-        transport: row.spec.0.ddp.transport,
-    });
-    Ok(vacancies.filter(|it| !it.vacant.is_empty()).collect())
-}
-
-/// An attempt at work whose gang may change its size.
-#[derive(Debug, Clone)]
-pub(crate) struct Elastic {
-    pub(crate) id: AttemptId,
-    pub(crate) job_id: JobId,
-    pub(crate) organisation_id: OrganisationId,
-    pub(crate) ranks: RankCount,
-    pub(crate) slot: SlotSpec,
-    pub(crate) transport: Transport,
-    /// Of its ranks, in order.
-    pub(crate) slots: Vec<SlotKey>,
-}
-
-/// Attempts whose gangs may change their size and have done a step since they last did, the oldest first.
-pub(crate) async fn elastic(db: &mut PgConnection) -> sqlx::Result<Vec<Elastic>> {
-    let rows = query!(
-        r#"
-        SELECT attempt_id AS "id: AttemptId", attempt.job_id AS "job_id: JobId",
-               project.organisation_id AS "organisation_id: OrganisationId", spec AS "spec: Json<JobSpec>",
-               node_id AS "node: NodeId", device AS "device: DeviceKind", slot_index
-        FROM attempt JOIN group_generation AS g USING (attempt_id, generation) JOIN group_member USING (attempt_id)
-             JOIN job ON job.job_id = attempt.job_id JOIN project ON project.project_id = job.project_id
-        WHERE attempt.state = 'running' AND g.first_step_at IS NOT NULL AND evicted_at IS NULL
-          AND jsonb_typeof(spec -> 'gang' -> 'ranks') = 'object'
-        ORDER BY attempt.created_at, attempt_id, rank
-        "#,
-    )
-    .fetch_all(db)
-    .await?;
-    let mut elastic: Vec<Elastic> = Vec::new();
-    for row in rows {
-        let slot = SlotKey { node: row.node, device: row.device, index: row.slot_index };
-        match elastic.last_mut() {
-            Some(last) if last.id == row.id => last.slots.push(slot),
-            Some(_) | None => elastic.push(Elastic {
-                id: row.id,
-                job_id: row.job_id,
-                organisation_id: row.organisation_id,
-                ranks: row.spec.0.gang.ranks,
-                slot: row.spec.0.gang.slot,
-                transport: row.spec.0.ddp.transport,
-                slots: vec![slot],
-            }),
-        }
-    }
-    Ok(elastic)
-}
-
-/// Held slots whose processes are about to go: they were given up, or their attempt is over or told to stop.
-pub(crate) async fn coming_slots(db: &mut PgConnection) -> sqlx::Result<BTreeSet<SlotKey>> {
-    let rows = query!(
-        r#"SELECT node_id AS "node: NodeId", device AS "device: DeviceKind", slot_index
-           FROM group_member JOIN attempt USING (attempt_id)
-           WHERE released_at IS NULL AND (evicted_at IS NOT NULL OR state IN ('stopping', 'ended'))"#
-    )
-    .fetch_all(db)
-    .await?;
-    let key = |node, device, index| SlotKey { node, device, index };
-    Ok(rows.into_iter().map(|row| key(row.node, row.device, row.slot_index)).collect())
 }

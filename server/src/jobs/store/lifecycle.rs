@@ -7,8 +7,7 @@
 
 use chrono::{DateTime, Utc};
 use lockstep_api::{
-    Generation, JobId, JobSpec, JobState, OrganisationId, ProjectId, Shard, StopPurpose,
-    TimeoutSpec,
+    Generation, JobId, JobSpec, JobState, OrganisationId, ProjectId, StopPurpose, TimeoutSpec,
 };
 use lockstep_core::{Job, Request, RetryBudget, Timeouts};
 use sqlx::types::{Json, Uuid};
@@ -33,13 +32,6 @@ pub(crate) struct LockedJob {
 impl LockedJob {
     pub(crate) fn timeouts(&self) -> Timeouts {
         self.spec.timeouts.effective()
-    }
-
-    /// Whether each of its ranks has all of the state: not if the optimizer's is in parts, ranks go their own way, or each has
-    /// something left over that it has not sent.
-    pub(crate) fn has_copies(&self) -> bool {
-        let ddp = &self.spec.ddp;
-        ddp.shard == Shard::None && ddp.sync_every == 1 && !ddp.hook.has_state()
     }
 }
 

@@ -861,7 +861,7 @@ export interface components {
             first_step_at?: string | null;
             /** @description Fencing number it was placed under. */
             generation: components["schemas"]["Generation"];
-            /** @description The groups that its ranks formed, one after the other: another one after each repair. */
+            /** @description The groups that its ranks formed, one after the other: another one after each repair and each change of size. */
             groups?: components["schemas"]["GroupView"][];
             /** @description Its id. */
             id: components["schemas"]["AttemptId"];
@@ -1671,7 +1671,7 @@ export interface components {
         GroupView: {
             /**
              * Format: date-time
-             * @description When it was decided on: at the placement, or once it was known who was lost.
+             * @description When it was decided on: at the placement, once it was known who was lost, or when its size was to change.
              */
             began_at: string;
             /**
@@ -1839,7 +1839,7 @@ export interface components {
             loss?: number | null;
             /** @description Its name. */
             name: string;
-            /** @description World size asked for. */
+            /** @description World size asked for, or between which sizes it may change. */
             ranks: components["schemas"]["RankCount"];
             /** @description Where it stands. */
             state: components["schemas"]["JobState"];
@@ -2387,7 +2387,7 @@ export interface components {
                 loss?: number | null;
                 /** @description Its name. */
                 name: string;
-                /** @description World size asked for. */
+                /** @description World size asked for, or between which sizes it may change. */
                 ranks: components["schemas"]["RankCount"];
                 /** @description Where it stands. */
                 state: components["schemas"]["JobState"];

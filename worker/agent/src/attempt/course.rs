@@ -8,7 +8,7 @@
 //! What is left of a broken group is interrupted and waits: the server says whether the attempt goes on in another group
 //! ([`Course::regroup`]) or is over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use lockstep_api::{FailureCode, FailureReport, Phase, Rank, RankExit, Report, Step};
@@ -105,6 +105,8 @@ struct Held {
 #[derive(Debug)]
 pub(crate) struct Course {
     ranks: BTreeMap<Rank, Option<RankExit>>,
+    /// Of these, those whose processes are to be started for the present group.
+    unstarted: BTreeSet<Rank>,
     graces: Graces,
     mode: Mode,
     has_verdict: bool,
@@ -118,16 +120,27 @@ impl Course {
     pub(crate) fn new(ranks: &[Rank], graces: Graces) -> Self {
         let ranks = ranks.iter().map(|rank| (*rank, None)).collect();
         let mode = Mode::Running;
-        let leaving = BTreeMap::new();
-        Self { ranks, graces, mode, has_verdict: false, held: None, kill_at: None, leaving }
+        let (leaving, unstarted) = (BTreeMap::new(), BTreeSet::new());
+        let (has_verdict, held, kill_at) = (false, None, None);
+        Self { ranks, unstarted, graces, mode, has_verdict, held, kill_at, leaving }
     }
 
     /// The next group of these ranks begins, with the rank that the process of each had before; none: it is started now.
     /// Whoever is to stop or die still is.
-    pub(crate) fn regroup(&mut self, ranks: impl IntoIterator<Item = (Rank, Option<Rank>)>) {
+    ///
+    /// Answers the exits that were held back: they count, whatever the group before came to.
+    #[must_use]
+    pub(crate) fn regroup(
+        &mut self,
+        ranks: impl IntoIterator<Item = (Rank, Option<Rank>)>,
+    ) -> Vec<Report> {
         let (old, was_leaving) =
             (std::mem::take(&mut self.ranks), std::mem::take(&mut self.leaving));
+        self.unstarted.clear();
         for (rank, before) in ranks {
+            if before.is_none() {
+                self.unstarted.insert(rank);
+            }
             let exit = before.and_then(|before| old.get(&before).copied().flatten());
             self.ranks.insert(rank, exit);
             if let (None, Some(at)) = (exit, before.and_then(|before| was_leaving.get(&before))) {
@@ -135,8 +148,26 @@ impl Course {
             }
         }
         if matches!(self.mode, Mode::Running | Mode::Interrupted) {
-            (self.mode, self.has_verdict, self.held) = (Mode::Running, false, None);
+            (self.mode, self.has_verdict) = (Mode::Running, false);
+            return self.held.take().map(|held| held.exits).unwrap_or_default();
         }
+        Vec::new()
+    }
+
+    /// The processes of all its ranks are there.
+    pub(crate) fn seated(&mut self) {
+        self.unstarted.clear();
+    }
+
+    /// Ranks that were to be started will not be.
+    fn forget_unstarted(&mut self) {
+        let unstarted = std::mem::take(&mut self.unstarted);
+        self.ranks.retain(|rank, _| !unstarted.contains(rank));
+    }
+
+    /// Whether it is known how the rank's process ended.
+    pub(crate) fn has_exited(&self, rank: Rank) -> bool {
+        self.ranks.get(&rank).is_some_and(Option::is_some)
     }
 
     /// Whether its ranks are to go on in the next group, if one comes.
@@ -175,6 +206,7 @@ impl Course {
             }
             Input::StopAsked if self.can_regroup() => {
                 self.mode = Mode::Stopping;
+                self.forget_unstarted();
                 self.kill_by(now + self.graces.stop);
                 actions.push(Action::StopAll);
             }
@@ -294,6 +326,7 @@ impl Course {
     fn kill(&mut self, actions: &mut Vec<Action>) {
         self.mode = Mode::Killed;
         self.kill_at = None;
+        self.forget_unstarted();
         if self.ranks.values().any(Option::is_none) {
             actions.push(Action::KillAll);
         }

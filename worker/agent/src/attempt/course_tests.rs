@@ -76,13 +76,50 @@ fn the_next_group_begins_with_a_clean_slate() {
     let (mut course, now) = course(2);
     course.step(gone(1, exit(None, Some(9))), now);
     assert_eq!(reports(&course.step(interrupted(0, &[1]), now)), [""; 0], "that is known");
-    course.regroup([(Rank(0), Some(Rank(0))), (Rank(1), None)]);
+    let _held = course.regroup([(Rank(0), Some(Rank(0))), (Rank(1), None)]);
     assert_eq!(reports(&course.step(interrupted(0, &[1]), now)), [""; 0], "held");
     assert_eq!(reports(&course.step(Input::Tick, now + HOLD)), ["not_entered", "interrupt"]);
-    course.regroup([(Rank(0), Some(Rank(0))), (Rank(1), None)]);
+    let _held = course.regroup([(Rank(0), Some(Rank(0))), (Rank(1), None)]);
     course.step(gone(0, exit(Some(0), None)), now);
     course.step(gone(1, exit(Some(0), None)), now);
     assert_eq!(course.ending(), Some(Ending::Finished));
+}
+
+#[test]
+fn an_exit_that_was_held_back_is_told_with_the_next_group() {
+    let (mut course, now) = course(3);
+    course.step(failed(0, FailureCode::NotEntered, &[1]), now);
+    assert_eq!(reports(&course.step(gone(0, exit(Some(1), None)), now)), [""; 0]);
+    assert!(course.has_exited(Rank(0)));
+    let held = course.regroup([(Rank(0), Some(Rank(1))), (Rank(1), Some(Rank(2)))]);
+    assert!(matches!(held[..], [Report::RankExited { process: 0, .. }]), "{held:?}");
+}
+
+#[test]
+fn ranks_that_were_never_started_keep_nobody_waiting() {
+    for (ask, end) in
+        [(Input::KillAsked, exit(None, Some(9))), (Input::StopAsked, exit(Some(1), None))]
+    {
+        let (mut course, now) = course(2);
+        course.step(gone(1, exit(None, Some(9))), now);
+        let _held = course.regroup([(Rank(0), Some(Rank(0))), (Rank(1), None)]);
+        course.step(ask, now);
+        assert_eq!(course.ending(), None, "one of them lives");
+        course.step(gone(0, end), now);
+        assert_eq!(course.ending(), Some(Ending::Stopped));
+    }
+}
+
+#[test]
+fn a_rank_that_moves_up_takes_what_is_known_of_it_along() {
+    let (mut course, now) = course(3);
+    course.step(gone(1, exit(Some(0), None)), now);
+    course.step(failed(2, FailureCode::GuestTrap, &[]), now);
+    let _held = course.regroup([(Rank(0), Some(Rank(1))), (Rank(1), Some(Rank(2)))]);
+    let kill_at = course.deadline().expect("one of them is to leave");
+    assert_eq!(course.step(Input::Tick, kill_at), [Action::Kill(Rank(1))]);
+    course.step(gone(1, exit(Some(0), None)), kill_at);
+    assert_eq!(course.ending(), Some(Ending::Finished), "the other one had left already");
 }
 
 #[test]

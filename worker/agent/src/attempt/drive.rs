@@ -54,7 +54,7 @@ pub(crate) async fn run(
     node: Arc<Node>,
     mut told: watch::Receiver<Told>,
     positions: Arc<Positions>,
-) {
+) -> Ending {
     let first = told.borrow().wanted.clone();
     let mut reporter = Reporter::new(node.clone(), fence_of(&first));
     let folder = folder_of(&node, &first);
@@ -91,6 +91,7 @@ pub(crate) async fn run(
     if let Err(error) = folder.remove().await {
         tracing::warn!(%error, "cannot remove an attempt's folder");
     }
+    ending
 }
 
 type Prepared = Result<(Arc<Assignment>, Ready, Sockets), PrepareError>;
@@ -269,6 +270,8 @@ impl Drive {
     async fn hear_told(&mut self, told: Told, order: &mut Order) {
         if *order < told.order {
             *order = told.order;
+            // Who was to be started for it is not.
+            self.next = None;
             self.act(match (told.order, told.verdict) {
                 (Order::Kill, Some(verdict)) => Input::Broken(verdict),
                 (Order::Kill, None) => Input::KillAsked,
@@ -461,5 +464,4 @@ fn graces(assignment: &Assignment) -> Graces {
 }
 
 #[cfg(test)]
-#[path = "drive_tests.rs"]
 pub(crate) mod tests;

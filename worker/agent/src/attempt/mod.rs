@@ -14,7 +14,7 @@ mod prepare;
 mod process;
 mod reporter;
 
-pub(crate) use course::own_failure;
+pub(crate) use course::{Ending, own_failure};
 #[cfg(test)]
 pub(crate) use drive::tests as drive_tests;
 pub(crate) use drive::{Told, run};

@@ -18,7 +18,7 @@ use super::course::{Gone, exit_of};
 use super::link::{Ear, Word};
 use super::output::{LastWords, pump};
 use super::positions::where_is;
-use crate::spawn::kill_group;
+use crate::spawn::{end_group, kill_group};
 
 /// How long what a dead rank said may take to be handed on.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -46,11 +46,6 @@ impl RankProcess {
     /// It has another rank in the next group.
     pub(crate) fn seat(&self, rank: Rank) {
         self.rank.store(rank.0, Ordering::Relaxed);
-    }
-
-    /// Whether it has not been reaped.
-    pub(crate) fn is_alive(&self) -> bool {
-        self.is_alive.load(Ordering::SeqCst)
     }
 
     /// Says something to the rank, as soon as it listens.
@@ -92,7 +87,8 @@ pub(crate) struct Watch {
 impl Watch {
     /// Waits for the end of the process, then for the end of what it said, then tells.
     pub(crate) fn start(mut self, process: &RankProcess) -> impl Future<Output = ()> + use<> {
-        let (pid, is_alive) = (process.pid.as_raw_pid(), process.is_alive.clone());
+        let (leader, is_alive) = (process.pid, process.is_alive.clone());
+        let pid = leader.as_raw_pid();
         let label = process.rank.clone();
         let rank = move || Rank(label.load(Ordering::Relaxed));
         async move {
@@ -113,6 +109,7 @@ impl Watch {
                 }
             };
             is_alive.store(false, Ordering::SeqCst);
+            end_group(leader).await;
             let drained = async {
                 if !is_pumped {
                     pumping.await;

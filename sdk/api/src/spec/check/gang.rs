@@ -1,7 +1,7 @@
 //! How many ranks, and on what.
 
 use super::Check;
-use crate::{JobSpec, RankCount, RankRange, Shard};
+use crate::{JobSpec, RankCount, RankRange};
 
 /// Most ranks of a job.
 const MAX_RANKS: u64 = 64;
@@ -26,17 +26,14 @@ impl Check {
     /// What a gang that changes its size must not have: state that is not the same on all ranks, or a meaning that depends
     /// on how many there are.
     fn elastic(&mut self, spec: &JobSpec) {
-        let ddp = &spec.ddp;
-        let excluding = [
-            (ddp.shard != Shard::None, "ddp.shard = \"zero1\""),
-            (1 < ddp.sync_every, "ddp.sync_every above 1"),
-            (ddp.hook.has_state(), "a ddp.hook that keeps state"),
-            (ddp.sync_batch_norm, "ddp.sync_batch_norm"),
-        ];
-        for (_, with) in excluding.into_iter().filter(|(is_so, _)| *is_so) {
-            self.that(false, "gang.ranks", || {
-                format!("expected a number with {with}, got {}", spec.gang.ranks)
-            });
-        }
+        let (ddp, ranks) = (&spec.ddp, spec.gang.ranks);
+        self.that(ddp.has_copies(), "gang.ranks", || {
+            format!(
+                "expected a number with ddp.shard = \"zero1\", ddp.sync_every above 1 or a ddp.hook that keeps state, got {ranks}"
+            )
+        });
+        self.that(!ddp.sync_batch_norm, "gang.ranks", || {
+            format!("expected a number with ddp.sync_batch_norm, got {ranks}")
+        });
     }
 }

@@ -53,6 +53,7 @@ fn the_reference_names_every_field() {
         );
         jobs.push(job(MLP, &text, "").unwrap());
     }
+    jobs.push(job(MLP, SGD, "[gang]\nranks = { min = 1, max = 2 }").unwrap());
     let mut wanted = BTreeSet::new();
     for mut job in jobs {
         // Free text, not names of the format.

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod docs;
+mod gang;
 mod layers;
 mod model;
 mod stored;

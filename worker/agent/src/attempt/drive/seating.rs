@@ -67,6 +67,7 @@ impl Drive {
                 }
             }
         }
+        self.course.seated();
         let key = assignment.attempt_key.clone();
         self.tasks.spawn(serve(socket, key, self.hear.clone()));
         join_all(feeds).await;
@@ -89,6 +90,7 @@ impl Drive {
             world_size: assignment.world_size,
             network,
             steps_reported: assignment.steps_reported,
+            faults_done: assignment.faults_done.clone(),
         });
         let descriptors = [memory].into_iter().chain(listener.map(Arc::new)).collect();
         known.say(Word { message, descriptors });
@@ -145,7 +147,8 @@ impl Drive {
                 }
                 None => {
                     known.kill();
-                    if known.is_alive() {
+                    // Even if it is dead already: its end is still to be told.
+                    if !self.course.has_exited(known.rank()) {
                         self.evicted.insert(process, known);
                     }
                 }
@@ -155,7 +158,9 @@ impl Drive {
         self.positions
             .seat(|pid| known.clone().find(|it| it.pid.as_raw_pid() == pid).map(RankProcess::rank));
         let seats = wanted.ranks.iter().map(|it| (it.rank, before.get(&it.process).copied()));
-        self.course.regroup(seats);
+        for exit in self.course.regroup(seats) {
+            self.reporter.report(exit);
+        }
         self.processes.values().for_each(|it| it.say(AgentMessage::Interrupt.into()));
         match meet::listen(&self.node, &wanted, &mut self.reporter).await {
             Ok(sockets) => {

@@ -1,18 +1,13 @@
 //! Whole attempts with real processes: the rank is this test program again, told by the job's name what to do.
 //! Components are in the cache beforehand, so no server is needed; what would go there is read from the spool.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use lockstep_api::{
-    AgentMessage, Digest, FailureCode, LedgerEntry, LogSource, Phase, RANK_ENVIRONMENT, RankConfig,
-    RankExit, Span, SpanKind, Step, StepReport, StepSpans,
-};
+use lockstep_api::{Digest, FailureCode, RankConfig, RankExit, Step};
 use lockstep_client::Client;
 use lockstep_service::Clock;
-use lockstep_shm::FlightRecord;
 use rustix::process::Pid;
 
 use super::*;
@@ -35,7 +30,7 @@ struct Bench {
     assignment: Assignment,
     told: watch::Sender<Told>,
     positions: Arc<Positions>,
-    task: tokio::task::JoinHandle<()>,
+    task: tokio::task::JoinHandle<Ending>,
     _folder: tempfile::TempDir,
 }
 
@@ -302,6 +297,29 @@ async fn the_next_group_has_the_ranks_that_live_and_a_new_process_for_each_that_
 }
 
 #[tokio::test]
+async fn ranks_of_a_smaller_group_move_up_and_are_told_of_by_their_processes() {
+    let mut bench = Bench::start("work", 3, true);
+    bench.until_midway().await;
+    let pids = [0, 1, 2].map(|rank| bench.pid(rank));
+    let mut next = bench.assignment.clone();
+    (next.generation, next.world_size) = (next.generation.next(), 2);
+    next.ranks.remove(0);
+    for (rank, assigned) in (0..).zip(&mut next.ranks) {
+        assigned.rank = Rank(rank);
+    }
+    bench.want(next);
+    let left = |process, rank| move |it: &Report| matches!(it, Report::RankExited { process: p, rank: r, .. } if (*p, r.0) == (process, rank));
+    bench.until(left(0, 0)).await;
+    assert_eq!([bench.pid(0), bench.pid(1)], pids[1..]);
+    kill(pids[2]);
+    bench.until(left(2, 1)).await;
+    bench.tell(Order::Kill);
+    let reports = bench.end().await;
+    let verdict = verdict(&reports);
+    assert_eq!((verdict.code, verdict.rank), (FailureCode::PeerGone, Some(Rank(1))));
+}
+
+#[tokio::test]
 async fn a_rank_that_ends_badly_without_a_word_is_quoted() {
     let bench = Bench::start("panic", 1, true);
     bench.until(|report| matches!(report, Report::RankExited { .. })).await;
@@ -386,182 +404,14 @@ async fn an_attempt_that_waits_for_its_files_can_be_taken_back() {
     }
 }
 
-#[path = "meet_tests.rs"]
+#[path = "../meet_tests.rs"]
 mod meet_tests;
+mod rank;
 
 /// Not a test: the other side of the tests above. Says nothing and passes when it is run as one.
 #[test]
 #[ignore = "is started by the other tests as a rank"]
 fn acts_as_a_rank() {
     let Ok(config) = serde_json::from_reader::<_, RankConfig>(std::io::stdin()) else { return };
-    leave(act(&config));
-}
-
-#[expect(clippy::exit, reason = "a rank says how it went by its exit status")]
-fn leave(status: i32) -> ! {
-    std::process::exit(status)
-}
-
-fn act(config: &RankConfig) -> i32 {
-    let mut stream = UnixStream::connect(&config.socket_path).unwrap();
-    let mut answers = BufReader::new(stream.try_clone().unwrap());
-    let mut say = |message: &RankMessage| {
-        writeln!(stream, "{}", serde_json::to_string(message).unwrap()).unwrap();
-    };
-    let mut hear = || {
-        let mut line = String::new();
-        answers.read_line(&mut line).unwrap();
-        serde_json::from_str::<AgentMessage>(&line).ok()
-    };
-    if config.network.is_some() {
-        meet_tests::look_at_what_was_inherited(config);
-    }
-    begin(config, &mut say);
-    match config.spec.name.as_str() {
-        "meet" => {
-            meet_tests::compare_memories(config);
-            say(&RankMessage::Done);
-            i32::from(hear() != Some(AgentMessage::Released))
-        }
-        "finish" => {
-            if config.rank == Rank(0) {
-                (0..1200).for_each(|step| say(&RankMessage::Step(step_report(step))));
-            }
-            // Whatever it says of its number, it is the rank that said hello.
-            let step = StepSpans { rank: Rank(99), ..step_spans() };
-            say(&RankMessage::Timeline { steps: vec![step] });
-            say(&RankMessage::Done);
-            i32::from(hear() != Some(AgentMessage::Released))
-        }
-        "obey" => {
-            assert_eq!(hear(), Some(AgentMessage::Stop));
-            say(&RankMessage::Done);
-            i32::from(hear() != Some(AgentMessage::Released))
-        }
-        "work" => {
-            while hear().is_some() {}
-            std::thread::park();
-            3
-        }
-        // Its successors finish at once, and it does when it has what the next group needs.
-        "regroup" if config.heals => {
-            assert_eq!(config.steps_reported, Step(41));
-            say(&RankMessage::Done);
-            i32::from(hear() != Some(AgentMessage::Released))
-        }
-        "regroup" if config.rank == Rank(0) => {
-            let reading = answers.into_inner();
-            meet_next_group(config, reading, &mut say)
-        }
-        "panic" => {
-            writeln!(std::io::stderr(), "something is off").unwrap();
-            101
-        }
-        "fail" if config.rank == Rank(1) => {
-            fail_with_much_to_say(&mut say);
-            1
-        }
-        "complain" if config.rank == Rank(0) => {
-            assert_eq!(hear(), Some(AgentMessage::Stop));
-            let evidence = serde_json::json!({ "missing": [1] });
-            let message = "rank 1 has not entered".to_owned();
-            let report = own_failure(FailureCode::NotEntered, message);
-            say(&RankMessage::Failed(FailureReport { evidence, ..report }));
-            1
-        }
-        _ => {
-            while hear().is_some() {}
-            3
-        }
-    }
-}
-
-/// Much is still on its way when the rank is gone.
-fn fail_with_much_to_say(say: &mut impl FnMut(&RankMessage)) {
-    for _ in 0..3000 {
-        let (source, level) = (LogSource::Guest, LogLevel::Info);
-        say(&RankMessage::Log { source, level, text: "almost there".to_owned() });
-    }
-    let trap = own_failure(FailureCode::GuestTrap, "unreachable".to_owned());
-    say(&RankMessage::Failed(trap));
-}
-
-/// A rank that goes on: it is told of the next group and handed its memory.
-fn meet_next_group(
-    config: &RankConfig,
-    mut reading: UnixStream,
-    say: &mut impl FnMut(&RankMessage),
-) -> i32 {
-    let (text, descriptors) = hear_with_descriptors(&mut reading);
-    assert!(text.contains("\"interrupt\"") && text.contains("\"regroup\""), "{text}");
-    let next = text.lines().last().unwrap();
-    let AgentMessage::Regroup(next) = serde_json::from_str(next).unwrap() else { return 4 };
-    assert_eq!((next.generation.0, next.steps_reported), (config.generation.0 + 1, Step(41)));
-    assert_eq!((next.world_size, next.network), (3, None));
-    assert_eq!(descriptors.len(), 1);
-    let own = lockstep_shm::group_memory_bytes(&descriptors[0]).unwrap();
-    assert!(0 < own);
-    say(&RankMessage::Done);
-    let mut last = String::new();
-    BufReader::new(reading).read_line(&mut last).unwrap();
-    i32::from(!last.contains("released"))
-}
-
-/// Everything that comes until descriptors have come.
-fn hear_with_descriptors(stream: &mut UnixStream) -> (String, Vec<std::os::fd::OwnedFd>) {
-    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-    let (mut text, mut come) = (String::new(), Vec::new());
-    while come.is_empty() || !text.ends_with('\n') {
-        let mut octets = [0; 4096];
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut into = [std::io::IoSliceMut::new(&mut octets)];
-        let received =
-            recvmsg(&*stream, &mut into, &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap();
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                come.extend(descriptors);
-            }
-        }
-        text.push_str(std::str::from_utf8(&octets[..received.bytes]).unwrap());
-    }
-    (text, come)
-}
-
-/// Looks at what the agent gave, writes a flight record, says hello.
-fn begin(config: &RankConfig, say: &mut impl FnMut(&RankMessage)) {
-    assert!(lockstep_shm::inherited_group_memory(config.group_fd).is_ok());
-    // The shell in between sets some of its own; which ones depends on the shell.
-    let of_the_shell = ["PWD", "OLDPWD", "SHLVL", "_"];
-    for (name, value) in std::env::vars() {
-        let is_ours = RANK_ENVIRONMENT.contains(&(&name, &value));
-        let is_known = is_ours || of_the_shell.contains(&name.as_str());
-        assert!(is_known, "{name} is in a rank's environment");
-    }
-    let path = camino::Utf8Path::new(&config.flight_record_path);
-    let record = FlightRecord::create(path, config.rank.0.unsigned_abs()).unwrap();
-    record.set_step(41);
-    let backward = Phase::ALL.iter().position(|it| *it == Phase::Backward).unwrap();
-    record.set_phase(u32::try_from(backward).unwrap());
-    say(&RankMessage::Hello { rank: config.rank, attempt_key: config.attempt_key.clone() });
-    // Rank 0 speaks of a group only once all have begun.
-    let begun = |rank: i32| path.with_file_name(format!("begun-{rank}"));
-    std::fs::write(begun(config.rank.0), "").unwrap();
-    if config.rank == Rank(0) {
-        while !(0..config.world_size.cast_signed()).all(|rank| begun(rank).exists()) {
-            std::thread::yield_now();
-        }
-        say(&RankMessage::Formed { step: Step(0), samples_per_epoch: 1, steps_total: Step(1200) });
-    }
-}
-
-fn step_spans() -> StepSpans {
-    let span = Span { kind: SpanKind::Step, index: None, start_ns: 0, end_ns: 5 };
-    StepSpans { rank: Rank(0), step: Step(7), began_ns: 1, spans: vec![span], dropped: 0 }
-}
-
-fn step_report(step: i64) -> StepReport {
-    let ledger =
-        LedgerEntry { step: Step(step), data_epoch: 0, first_position: step, sample_count: 1 };
-    StepReport { ledger, loss: Some(0.5), metrics: Vec::new(), duration_us: 1 }
+    rank::leave(rank::act(&config));
 }

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 
 use lockstep_api::{AttemptId, JobId, NodeId};
 use lockstep_core::{
-    Event, Growing, Lender, NodeOffer, Refill, Request, SlotKey, grow, reclaim, refill,
+    Event, Growing, NodeOffer, Reclaimable, Refill, Request, SlotKey, grow, reclaim, refill,
 };
 
 use crate::app::App;
 use crate::attempts::drive::Drive;
-use crate::attempts::reconcile::{SLOT_IS_TAKEN, offers};
-use crate::attempts::store::{Elastic, Vacancies};
+use crate::attempts::offers::offers;
+use crate::attempts::store::{self, ElasticAttempt, Vacancies};
 use crate::problem::Problem;
 
 /// Gives slots to the ranks of an attempt whose processes were lost, if there are enough for it to go on.
@@ -22,25 +22,24 @@ pub(crate) async fn refill_ranks(app: &App, attempt: Vacancies) -> Result<(), Pr
     let slot = (&attempt.slot, attempt.transport);
     let nodes = offers.unwrap_or_default().open;
     let places = refill(&attempt.vacant, slot, &nodes);
-    let missing = attempt.vacant.len() - places.len();
-    let may_shrink = attempt.ranks.is_elastic()
-        && attempt.ranks.min() as usize + missing <= attempt.world_size as usize;
-    if missing == 0 || may_shrink {
+    // Whether an elastic gang can go on with fewer ranks is for the core to say.
+    if places.len() == attempt.vacant.len() || attempt.rank_count.is_elastic() {
         step(app, (attempt.id, attempt.job_id), nodes_of(&places), Event::Refilled(places)).await?;
     }
     Ok(())
 }
 
-/// Lends slots that the queue has no use for to gangs that can grow, the oldest first.
-pub(crate) async fn lend(
+/// Gives slots that the queue has no use for to gangs that can grow, the oldest first.
+pub(crate) async fn grow_gangs(
     app: &App,
-    gangs: &[Elastic],
+    gangs: &[ElasticAttempt],
     spare: &mut [NodeOffer],
 ) -> Result<(), Problem> {
     for gang in gangs {
-        let Elastic { id, job_id, ranks, slot, transport, .. } = gang;
+        let ElasticAttempt { id, job_id, rank_count, slot, transport, .. } = gang;
         let nodes = gang.slots.iter().map(|it| it.node).collect();
-        let growing = Growing { nodes, ranks: *ranks, slot: slot.clone(), transport: *transport };
+        let growing =
+            Growing { nodes, ranks: *rank_count, slot: slot.clone(), transport: *transport };
         let places = grow(&growing, spare);
         if !places.is_empty() {
             step(app, (*id, *job_id), nodes_of(&places), Event::Grown(places)).await?;
@@ -49,23 +48,28 @@ pub(crate) async fn lend(
     Ok(())
 }
 
-/// Takes back what a job needs that waits for slots.
-pub(crate) async fn take_back(
+/// Takes from gangs what a job needs that waits for slots. Says whether that helps it.
+pub(crate) async fn reclaim_ranks(
     app: &App,
     request: &Request,
     nodes: &[NodeOffer],
     coming: &BTreeSet<SlotKey>,
-    gangs: &[Elastic],
-) -> Result<(), Problem> {
-    let lender = |it: &Elastic| Lender { attempt: it.id, ranks: it.ranks, slots: it.slots.clone() };
-    let lenders: Vec<Lender> = gangs.iter().map(lender).collect();
-    let mut asked = reclaim(request, nodes, coming, &lenders);
+    gangs: &[ElasticAttempt],
+) -> Result<bool, Problem> {
+    let candidate = |it: &ElasticAttempt| Reclaimable {
+        attempt: it.id,
+        ranks: it.rank_count,
+        slots: it.slots.clone(),
+    };
+    let candidates: Vec<Reclaimable> = gangs.iter().map(candidate).collect();
+    let mut asked = reclaim(request, nodes, coming, &candidates);
+    let helps = !asked.is_empty();
     for gang in gangs {
         if let Some(ranks) = asked.remove(&gang.id) {
             step(app, (gang.id, gang.job_id), vec![], Event::Reclaimed(ranks)).await?;
         }
     }
-    Ok(())
+    Ok(helps)
 }
 
 fn nodes_of(places: &[Refill]) -> Vec<NodeId> {
@@ -73,7 +77,7 @@ fn nodes_of(places: &[Refill]) -> Vec<NodeId> {
 }
 
 /// One step with an attempt, unless a slot that it needs was taken meanwhile: then the next pass decides anew.
-async fn step(
+pub(crate) async fn step(
     app: &App,
     (attempt, job): (AttemptId, JobId),
     also: Vec<NodeId>,
@@ -83,9 +87,7 @@ async fn step(
     let mut drive = Drive::lock(app, &mut tx, &[job], &[attempt], &also).await?;
     match drive.step(&mut tx, attempt, event).await {
         Ok(_refused) => {}
-        Err(Problem::Database(sqlx::Error::Database(error)))
-            if error.constraint() == Some(SLOT_IS_TAKEN) =>
-        {
+        Err(Problem::Database(error)) if store::is_slot_taken(&error) => {
             tracing::debug!(attempt.id = %attempt, "a slot was taken while an attempt was being seated");
             return Ok(());
         }
