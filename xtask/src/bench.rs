@@ -12,7 +12,7 @@ mod step_row;
 
 use std::process::Command;
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 use clap::{Args, Subcommand};
 
 use crate::session::{self, Profile};
@@ -60,6 +60,9 @@ struct Recover {
     /// Ranks that are killed; half as many are frozen, and half as many nodes are lost.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
+    /// A Python that has PyTorch: the same is done to ranks of torchrun, in turn with ours.
+    #[arg(long, value_name = "PYTHON")]
+    peer: Option<Utf8PathBuf>,
 }
 
 impl Bench {
@@ -83,13 +86,15 @@ impl Bench {
 
 impl Launch {
     fn run(&self, root: &Utf8Path, programs: &Utf8Path) -> anyhow::Result<()> {
-        measure(root, programs, "launch", (self.runs, self.json))
+        measure(root, programs, &["launch"], (self.runs, self.json))
     }
 }
 
 impl Recover {
     fn run(&self, root: &Utf8Path, programs: &Utf8Path) -> anyhow::Result<()> {
-        measure(root, programs, "recover", (self.runs, self.json))
+        let peer = self.peer.iter().flat_map(|python| ["--peer", python.as_str()]);
+        let arguments: Vec<&str> = std::iter::once("recover").chain(peer).collect();
+        measure(root, programs, &arguments, (self.runs, self.json))
     }
 }
 
@@ -97,11 +102,11 @@ impl Recover {
 fn measure(
     root: &Utf8Path,
     programs: &Utf8Path,
-    name: &str,
+    arguments: &[&str],
     (runs, json): (u32, bool),
 ) -> anyhow::Result<()> {
     let mut measure = Command::new(programs.join("lockstep-bench"));
-    measure.current_dir(root).args([name, "--runs", &runs.to_string()]);
+    measure.current_dir(root).args(arguments).args(["--runs", &runs.to_string()]);
     if json {
         measure.arg("--json");
     }

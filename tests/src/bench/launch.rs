@@ -30,8 +30,9 @@ pub(crate) async fn launch(runs: u32, json: bool) -> anyhow::Result<()> {
         runs: times.len(),
         min: times[0],
         max: times[times.len() - 1],
-        target: Target { ours: LAUNCH_TARGET_MS },
-        holds: p50 <= LAUNCH_TARGET_MS,
+        target: Target { ours: Some(LAUNCH_TARGET_MS) },
+        holds: Some(p50 <= LAUNCH_TARGET_MS),
+        peer: None,
     };
     say(&format!("the first job, on a cold agent: {warm_up:.1} ms; 2 ranks of examples/digits"));
     print("launch", vec![row], json)

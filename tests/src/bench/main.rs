@@ -2,10 +2,15 @@
 
 mod chaos;
 mod launch;
+mod peer;
 mod recover;
 mod report;
 
+use camino::Utf8PathBuf;
 use clap::{Parser, Subcommand};
+use lockstep_e2e::repository;
+
+use crate::peer::Peer;
 
 /// Benchmarks of whole services.
 #[derive(Parser)]
@@ -30,6 +35,9 @@ enum Bench {
         /// Ranks that are killed; half as many are frozen, and half as many nodes are lost.
         #[arg(long, default_value_t = 10)]
         runs: u32,
+        /// A Python that has PyTorch: the same is done to ranks of torchrun, in turn with ours.
+        #[arg(long, value_name = "PYTHON")]
+        peer: Option<Utf8PathBuf>,
         /// End with one JSON object on a line of its own.
         #[arg(long)]
         json: bool,
@@ -49,7 +57,11 @@ enum Bench {
 async fn main() -> anyhow::Result<()> {
     match Arguments::parse().bench {
         Bench::Launch { runs, json } => launch::launch(runs, json).await,
-        Bench::Recover { runs, json } => recover::recover(runs, json).await,
+        Bench::Recover { runs, peer, json } => {
+            let script = repository().join("bench/peer/recover.py");
+            let peer = peer.map(|python| Peer { python, script });
+            recover::recover(runs, peer.as_ref(), json).await
+        }
         Bench::Chaos { count, seed } => chaos::chaos(count, seed).await,
     }
 }

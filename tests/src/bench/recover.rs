@@ -8,6 +8,7 @@ use chrono::{DateTime, Utc};
 use lockstep_api::{FailureCode, JobId, JobView, Rank};
 use lockstep_e2e::{LEASE, Service, freeze, kill_now, wait_for_job};
 
+use crate::peer::{Peer, Turns};
 use crate::report::{Row, Target, print};
 
 const JOB: &str = "examples/digits/job.toml";
@@ -31,33 +32,44 @@ struct Hit {
     stepping: f64,
 }
 
-/// Measures all cases.
-pub(crate) async fn recover(runs: u32, json: bool) -> anyhow::Result<()> {
+/// Measures all cases, the peer's in turn with ours. Its ranks have one node, which is not lost.
+pub(crate) async fn recover(runs: u32, peer: Option<&Peer>, json: bool) -> anyhow::Result<()> {
     let mut kills = Vec::new();
     let mut freezes = Vec::new();
     let mut losses = Vec::new();
+    let mut peer_kills = Turns::new(peer, "kill -9 of a rank");
+    let mut peer_freezes = Turns::new(peer, "frozen rank");
     let service = Service::start(2).await?;
     for _ in 0..runs {
         kills.push(kill(&service).await?);
+        peer_kills.turn().await?;
     }
     for _ in 0..runs.div_ceil(2) {
         freezes.push(frozen(&service).await?);
+        peer_freezes.turn().await?;
     }
     drop(service);
     for _ in 0..runs.div_ceil(2) {
         losses.push(node_lost().await?);
     }
-    let seconds = |hits: &[Hit], of: fn(&Hit) -> f64| hits.iter().map(of).collect::<Vec<_>>();
+    let named = |hits: &[Hit]| hits.iter().map(|it| it.named).collect::<Vec<f64>>();
+    let stepping = |hits: &[Hit]| hits.iter().map(|it| it.stepping).collect::<Vec<f64>>();
+    let verdict = row("kill -9 of a rank: verdict", named(&kills), Some(0.3))?;
+    let killed = row("kill -9 of a rank: next step", stepping(&kills), Some(1.5))?;
+    let noticed = row("frozen rank: named", named(&freezes), Some(10.5))?;
+    let replaced = row("frozen rank: next step", stepping(&freezes), None)?;
+    let lease = LEASE.as_secs_f64() + 2.0;
     let rows = vec![
-        row("kill -9 of a rank: verdict", seconds(&kills, |it| it.named), 0.3)?,
-        row("kill -9 of a rank: next step", seconds(&kills, |it| it.stepping), 1.5)?,
-        row("frozen rank: named", seconds(&freezes, |it| it.named), 10.5)?,
-        row("node lost: next step", seconds(&losses, |it| it.stepping), LEASE.as_secs_f64() + 2.0)?,
+        peer_kills.beside(verdict, |run| run.noticed_s),
+        peer_kills.beside(killed, |run| run.stepping_s),
+        peer_freezes.beside(noticed, |run| run.noticed_s),
+        peer_freezes.beside(replaced, |run| run.stepping_s),
+        row("node lost: next step", stepping(&losses), Some(lease))?,
     ];
     print("recover", rows, json)
 }
 
-fn row(case: &'static str, mut times: Vec<f64>, target: f64) -> anyhow::Result<Row> {
+fn row(case: &'static str, mut times: Vec<f64>, target: Option<f64>) -> anyhow::Result<Row> {
     times.sort_by(f64::total_cmp);
     let ours = crate::report::median(&times).context("at least one run")?;
     Ok(Row {
@@ -68,7 +80,8 @@ fn row(case: &'static str, mut times: Vec<f64>, target: f64) -> anyhow::Result<R
         min: times[0],
         max: times[times.len() - 1],
         target: Target { ours: target },
-        holds: ours <= target,
+        holds: target.map(|most| ours <= most),
+        peer: None,
     })
 }
 

@@ -25,21 +25,56 @@ pub(crate) struct Row {
     pub(crate) min: f64,
     pub(crate) max: f64,
     pub(crate) target: Target,
-    pub(crate) holds: bool,
+    /// Whether the target holds, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) holds: Option<bool>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(crate) peer: Option<Figure>,
 }
 
-#[derive(Debug, Serialize)]
+/// What a row should reach; without, it is for information.
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Target {
-    pub(crate) ours: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ours: Option<f64>,
+}
+
+/// What a peer did in a row's case.
+#[derive(Debug, Serialize)]
+pub(crate) struct Figure {
+    /// Median of the runs in which it happened at all.
+    pub(crate) peer: Option<f64>,
+    pub(crate) peer_runs: usize,
+    /// Runs in which it never happened.
+    pub(crate) peer_failed: usize,
+    pub(crate) peer_name: String,
+    /// `peer` by `ours`.
+    pub(crate) ratio: Option<f64>,
+}
+
+impl Figure {
+    fn head() -> String {
+        format!(" {:>9} {:>8} {:>8}  {}", "peer", "ratio", "failed", "peer's name")
+    }
+
+    fn columns(&self) -> String {
+        let known = |it: Option<f64>| it.map_or_else(|| "-".to_owned(), |it| format!("{it:.2}"));
+        let failed = format!("{} of {}", self.peer_failed, self.peer_runs);
+        let (peer, ratio) = (known(self.peer), known(self.ratio));
+        format!(" {peer:>9} {ratio:>8} {failed:>8}  {}", self.peer_name)
+    }
 }
 
 /// Shows the rows.
 pub(crate) fn print(bench: &'static str, rows: Vec<Row>, json: bool) -> anyhow::Result<()> {
-    say(&format!("{:30} {:>9} {:>9} {:>9} {:>10}", "case", "p50", "min", "max", "target"));
+    let has_peer = rows.iter().any(|row| row.peer.is_some());
+    let peer = if has_peer { Figure::head() } else { String::new() };
+    say(&format!("{:30} {:>9} {:>9} {:>9} {:>10}{peer}", "case", "p50", "min", "max", "target"));
     for row in &rows {
-        let Row { case, unit, ours, min, max, target, .. } = row;
-        let target = format!("<= {} {unit}", target.ours);
-        say(&format!("{case:30} {ours:>9.2} {min:>9.2} {max:>9.2} {target:>10}"));
+        let Row { case, unit, ours, min, max, target, peer, .. } = row;
+        let target = target.ours.map_or_else(|| "-".to_owned(), |most| format!("<= {most} {unit}"));
+        let peer = peer.as_ref().map_or_else(String::new, Figure::columns);
+        say(&format!("{case:30} {ours:>9.2} {min:>9.2} {max:>9.2} {target:>10}{peer}"));
     }
     if json {
         say(&serde_json::to_string(&Table { bench, machine: machine(), rows })?);

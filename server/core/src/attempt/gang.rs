@@ -10,6 +10,7 @@ use crate::placement::memory_indices;
 use crate::verdict::{self, Failure};
 
 /// The ranks that hold an attempt together.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gang {
     /// The fence.

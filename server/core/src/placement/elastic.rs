@@ -99,7 +99,7 @@ pub fn reclaim(
     let mut freed: Vec<Freed> = Vec::new();
     if !fits(&freed) {
         let found = useful(request, nodes).into_iter().find_map(|of_use| {
-            let freed = freed_until(&fits, &of_use, candidates);
+            let freed = freed_until(fits, &of_use, candidates);
             fits(&freed).then_some(freed)
         });
         freed = found.unwrap_or_default();

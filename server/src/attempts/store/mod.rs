@@ -113,19 +113,8 @@ pub(crate) async fn lock(
     let mut members = members(db, &ids).await?;
     let mut suspects = progress::store::suspects(db, attempts).await?;
     let attempts = rows.into_iter().map(|row| {
-        let stage = match (row.state, row.outcome) {
-            (_, Some(outcome)) => Stage::Ended(outcome),
-            (AttemptState::Placing, None) => Stage::Placing,
-            (AttemptState::Starting, None) => Stage::Starting,
-            (AttemptState::Running, None) => Stage::Running,
-            (AttemptState::Recovering, None) => {
-                Stage::Recovering { since: row.recovering_since.unwrap_or(row.lease_expires_at) }
-            }
-            // The schema has no ended attempt without an outcome.
-            (AttemptState::Stopping | AttemptState::Ended, None) => {
-                Stage::Stopping { since: row.stop_requested_at.unwrap_or(row.lease_expires_at) }
-            }
-        };
+        let since = (row.recovering_since, row.stop_requested_at);
+        let stage = stage((row.state, row.outcome), since, row.lease_expires_at);
         let gang = Gang {
             generation: row.generation,
             began_at: row.began_at,
@@ -153,6 +142,26 @@ pub(crate) async fn lock(
         }
     });
     Ok(attempts.collect())
+}
+
+fn stage(
+    (state, outcome): (AttemptState, Option<AttemptOutcome>),
+    (recovering_since, stop_requested_at): (Option<DateTime<Utc>>, Option<DateTime<Utc>>),
+    otherwise: DateTime<Utc>,
+) -> Stage {
+    match (state, outcome) {
+        (_, Some(outcome)) => Stage::Ended(outcome),
+        (AttemptState::Placing, None) => Stage::Placing,
+        (AttemptState::Starting, None) => Stage::Starting,
+        (AttemptState::Running, None) => Stage::Running,
+        (AttemptState::Recovering, None) => {
+            Stage::Recovering { since: recovering_since.unwrap_or(otherwise) }
+        }
+        // The schema has no ended attempt without an outcome.
+        (AttemptState::Stopping | AttemptState::Ended, None) => {
+            Stage::Stopping { since: stop_requested_at.unwrap_or(otherwise) }
+        }
+    }
 }
 
 async fn members(
