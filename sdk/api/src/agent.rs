@@ -91,7 +91,7 @@ pub struct Assignment {
     pub generation: Generation,
     /// Whether its ranks should finish the step they are in and leave (a cancel). They are killed after the grace.
     pub is_stopping: bool,
-    /// World size of the whole gang.
+    /// World size of the group of this generation.
     pub world_size: u32,
     /// The ranks on this node, in order.
     pub ranks: Vec<AssignedRank>,
@@ -115,15 +115,15 @@ pub struct Assignment {
 
 /// One rank of an attempt on a node.
 ///
-/// Under a new generation of the same attempt the agent keeps a rank whose `process` it runs, and tells it of the new
-/// group; it kills the processes that are no longer listed and starts those that it does not run, in this order.
+/// Under a new generation of the same attempt the agent keeps a `process` that it runs, whatever its rank is now, and tells it of
+/// the new group; it kills the processes that are no longer listed and starts those that it does not run, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct AssignedRank {
     /// The rank.
     pub rank: Rank,
     /// The slot it holds.
     pub slot_index: i32,
-    /// Counts the processes of the attempt: a rank that takes the place of a lost one is another process.
+    /// Counts the processes of the attempt: one that takes the place of a lost one, or that a gang grows by, is another process.
     pub process: i32,
     /// Whether its state comes from ranks that are alive, not from a checkpoint or the beginning.
     pub heals: bool,

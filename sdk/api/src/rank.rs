@@ -27,9 +27,9 @@ pub struct RankConfig {
     pub attempt_id: AttemptId,
     /// Fencing number.
     pub generation: Generation,
-    /// This rank.
+    /// This rank, in its first group.
     pub rank: Rank,
-    /// How many there are.
+    /// How many there are in that.
     pub world_size: u32,
     /// Position among the ranks of this node.
     pub local_rank: u32,
@@ -151,7 +151,7 @@ pub enum RankMessage {
     },
     /// Something broke; the rank leaves with status 1 after this.
     Failed(FailureReport),
-    /// The group broke; the rank lives, keeps its state and waits for [`AgentMessage::Regroup`].
+    /// The group broke or is to have another size; the rank lives, keeps its state and waits for [`AgentMessage::Regroup`].
     Interrupted {
         /// Of which generation the group was.
         generation: Generation,
@@ -168,7 +168,7 @@ pub enum RankMessage {
 pub enum AgentMessage {
     /// Leave after the step you are in: all ranks agree on which, by the flag in the bucket header.
     Stop,
-    /// Another rank is lost: give the group up and wait for the next one.
+    /// Another rank is lost, or the group is to have another size: give it up and wait for the next one.
     Interrupt,
     /// The next group. With the message's first octet come file descriptors: the memory of the group, and the rank's
     /// listening socket if there is a network.
@@ -183,7 +183,7 @@ pub enum AgentMessage {
 pub struct Regroup {
     /// Fencing number.
     pub generation: Generation,
-    /// This rank.
+    /// This rank in it: it may have had another one before.
     pub rank: Rank,
     /// How many there are.
     pub world_size: u32,

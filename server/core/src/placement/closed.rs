@@ -105,23 +105,10 @@ impl fmt::Display for ClosedSlots {
 
 #[cfg(test)]
 mod tests {
-    use lockstep_api::{DeviceKind, NodeId, RankCount, SlotSpec, Transport};
-    use uuid::Uuid;
+    use lockstep_api::{DeviceKind, RankCount, SlotSpec, Transport};
 
+    use super::super::tests::node;
     use super::*;
-
-    fn node(number: u128, held: &[bool]) -> NodeOffer {
-        let slot = |(index, is_held): (i32, &bool)| SlotOffer {
-            device: DeviceKind::Cpu,
-            index,
-            cores: 1,
-            memory_mib: 1024,
-            is_held: *is_held,
-        };
-        let slots = (0..).zip(held).map(slot).collect();
-        let (node, name) = (NodeId(Uuid::from_u128(number)), format!("n{number}"));
-        NodeOffer { node, name, is_avoided: false, slots }
-    }
 
     fn quarantined(number: u128, held: &[bool]) -> ClosedNode {
         let until = DateTime::UNIX_EPOCH + chrono::TimeDelta::seconds(30);

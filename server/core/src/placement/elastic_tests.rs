@@ -4,21 +4,9 @@ use lockstep_api::RankRange;
 use proptest::prelude::*;
 use uuid::Uuid;
 
-use super::super::{Decision, SlotOffer, schedule};
+use super::super::tests::node;
+use super::super::{Decision, schedule};
 use super::*;
-
-fn node(number: u128, held: &[bool]) -> NodeOffer {
-    let slot = |(index, is_held): (i32, &bool)| SlotOffer {
-        device: DeviceKind::Cpu,
-        index,
-        cores: 1,
-        memory_mib: 1024,
-        is_held: *is_held,
-    };
-    let slots = (0..).zip(held).map(slot).collect();
-    let (node, name) = (NodeId(Uuid::from_u128(number)), format!("n{number}"));
-    NodeOffer { node, name, is_avoided: false, slots }
-}
 
 fn elastic(min: u32, max: u32) -> RankCount {
     RankCount::Elastic(RankRange { min, max })

@@ -12,7 +12,7 @@ fn cpu(index: i32, is_held: bool) -> SlotOffer {
     SlotOffer { device: DeviceKind::Cpu, index, cores: 1, memory_mib: 1024, is_held }
 }
 
-fn node(number: u128, held: &[bool]) -> NodeOffer {
+pub(super) fn node(number: u128, held: &[bool]) -> NodeOffer {
     let slots = (0..).zip(held).map(|(index, held)| cpu(index, *held)).collect();
     let (node, name) = (NodeId(Uuid::from_u128(number)), format!("n{number}"));
     NodeOffer { node, name, is_avoided: false, slots }

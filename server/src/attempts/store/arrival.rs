@@ -13,7 +13,8 @@ use crate::progress::text::storable;
 /// Longest name of a collective, bytes.
 const WHAT_BYTES: usize = 100;
 
-/// Takes note of where the ranks of an attempt are. The attempt's row is locked.
+/// Takes note of where the ranks of an attempt are. The attempt's row is locked. What is said of a rank that has another process
+/// by now is left out: the node has yet to hear of it.
 pub(crate) async fn record_arrivals(
     db: &mut PgConnection,
     attempt: AttemptId,
@@ -33,6 +34,7 @@ pub(crate) async fn record_arrivals(
     };
     let what = |it: &CollectivePosition| storable(&it.what, WHAT_BYTES);
     let ranks: Vec<i32> = positions.iter().map(|it| it.rank.0).collect();
+    let pids: Vec<i32> = positions.iter().map(|it| it.pid).collect();
     let phase_since: Vec<Option<DateTime<Utc>>> =
         positions.iter().map(|it| before(it.phase_ms)).collect();
     let entered_at: Vec<Option<DateTime<Utc>>> =
@@ -47,10 +49,10 @@ pub(crate) async fn record_arrivals(
              collective = p.collective, entered_at = p.entered_at, paused_until = p.paused_until,
              is_stopped = p.is_stopped
          FROM unnest($4::integer[], $5::timestamptz[], $6::bigint[], $7::bigint[], $8::text[], $9::timestamptz[],
-                     $10::timestamptz[], $11::boolean[])
-              AS p (rank, phase_since, entered, left_seq, collective, entered_at, paused_until, is_stopped)
-         WHERE attempt_id = $1 AND node_id = $2 AND group_member.rank = p.rank AND evicted_at IS NULL
-           AND released_at IS NULL",
+                     $10::timestamptz[], $11::boolean[], $12::integer[])
+              AS p (rank, phase_since, entered, left_seq, collective, entered_at, paused_until, is_stopped, pid)
+         WHERE attempt_id = $1 AND node_id = $2 AND group_member.rank = p.rank AND group_member.pid = p.pid
+           AND evicted_at IS NULL AND released_at IS NULL",
         attempt as AttemptId,
         node as NodeId,
         now,
@@ -62,6 +64,7 @@ pub(crate) async fn record_arrivals(
         &entered_at as &[Option<DateTime<Utc>>],
         &paused_until as &[Option<DateTime<Utc>>],
         &stopped,
+        &pids,
     )
     .execute(db)
     .await

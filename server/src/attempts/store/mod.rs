@@ -437,7 +437,7 @@ pub(crate) async fn record_positions(
         "UPDATE group_member SET pid = p.pid, phase = p.phase::phase, step = p.step
          FROM unnest($3::integer[], $4::integer[], $5::text[], $6::bigint[]) AS p (rank, pid, phase, step)
          WHERE attempt_id = $1 AND node_id = $2 AND group_member.rank = p.rank
-           AND coalesce(group_member.pid = p.pid, true) AND evicted_at IS NULL AND released_at IS NULL",
+           AND group_member.pid = p.pid AND evicted_at IS NULL AND released_at IS NULL",
         attempt as AttemptId,
         node as NodeId,
         &ranks,

@@ -774,15 +774,15 @@ export interface components {
         /**
          * @description One rank of an attempt on a node.
          *
-         *     Under a new generation of the same attempt the agent keeps a rank whose `process` it runs, and tells it of the new
-         *     group; it kills the processes that are no longer listed and starts those that it does not run, in this order.
+         *     Under a new generation of the same attempt the agent keeps a `process` that it runs, whatever its rank is now, and tells it of
+         *     the new group; it kills the processes that are no longer listed and starts those that it does not run, in this order.
          */
         AssignedRank: {
             /** @description Whether its state comes from ranks that are alive, not from a checkpoint or the beginning. */
             heals: boolean;
             /**
              * Format: int32
-             * @description Counts the processes of the attempt: a rank that takes the place of a lost one is another process.
+             * @description Counts the processes of the attempt: one that takes the place of a lost one, or that a gang grows by, is another process.
              */
             process: number;
             /** @description The rank. */
@@ -821,7 +821,7 @@ export interface components {
             train_files: components["schemas"]["DatasetFile"][];
             /**
              * Format: int32
-             * @description World size of the whole gang.
+             * @description World size of the group of this generation.
              */
             world_size: number;
         };
