@@ -229,9 +229,9 @@ impl<'a> Drive<'a> {
             Effect::Begin { replacements, seats, is_paid } => {
                 let group = (attempt.project_id, id, attempt.core.gang.generation);
                 let generation = was.generation;
+                let text = begun(&was.gang, &attempt.core.gang, &replacements);
                 store::begin_generation(db, group, (&replacements, &seats), self.now).await?;
                 self.step_job(job_id, JobEvent::Repaired { generation, is_paid })?;
-                let text = begun(&was.gang, group.2, &replacements, seats.len());
                 self.say((job_id, id), None, LogLevel::Info, text);
                 tracing::info!(job.id = %job_id, attempt.id = %id, attempt.generation = %group.2, started = replacements.len(), ranks = seats.len(), "an attempt goes on under another generation");
             }

@@ -86,20 +86,20 @@ pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
         let Pass { decisions, mut spare } = schedule_beside(&requests, &nodes.open, &nodes.closed);
         let is_placing = decisions.iter().any(|it| matches!(it, Decision::Placed(_)));
         let mut waiting = Vec::new();
-        for (job, decision) in jobs.iter().zip(decisions) {
+        for ((place, job), decision) in jobs.iter().enumerate().zip(decisions) {
             match decision {
                 Decision::Placed(places) => begin(app, job, &places).await?,
                 Decision::Waits(reason) => {
                     explain(app, job, &reason.to_string()).await?;
-                    waiting.extend(reason.is_for_free_slots().then_some(&job.request));
+                    waiting.extend(reason.is_for_free_slots().then_some(place));
                 }
             }
         }
         grow_gangs(app, &gangs, &mut spare).await?;
         // What this pass places is not in these offers: the next one asks.
         let waiting = if is_placing { Vec::new() } else { waiting };
-        for request in waiting {
-            if reclaim_ranks(app, request, &nodes.open, &coming, &gangs).await? {
+        for place in waiting {
+            if reclaim_ranks(app, &requests[..=place], &nodes.open, &coming, &gangs).await? {
                 break;
             }
         }

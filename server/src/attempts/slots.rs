@@ -48,10 +48,10 @@ pub(crate) async fn grow_gangs(
     Ok(())
 }
 
-/// Takes from gangs what a job needs that waits for slots. Says whether that helps it.
+/// Takes from gangs what the last job of a queue needs, which waits for slots. Says whether that helps it.
 pub(crate) async fn reclaim_ranks(
     app: &App,
-    request: &Request,
+    queue: &[Request],
     nodes: &[NodeOffer],
     coming: &BTreeSet<SlotKey>,
     gangs: &[ElasticAttempt],
@@ -62,7 +62,7 @@ pub(crate) async fn reclaim_ranks(
         slots: it.slots.clone(),
     };
     let candidates: Vec<Reclaimable> = gangs.iter().map(candidate).collect();
-    let mut asked = reclaim(request, nodes, coming, &candidates);
+    let mut asked = reclaim(queue, nodes, coming, &candidates);
     let helps = !asked.is_empty();
     for gang in gangs {
         if let Some(ranks) = asked.remove(&gang.id) {

@@ -192,10 +192,8 @@ fn formed_again(source: usize, done: &[f64], next_step: u64) -> String {
         true => String::new(),
         false => format!("{} took over the state of rank {source}; ", healed.join(", ")),
     };
-    let ranks = done.len();
-    format!(
-        "the group formed again with {ranks} ranks: {took_over}it goes on with step {next_step}"
-    )
+    let ranks = if done.len() == 1 { "1 rank".to_owned() } else { format!("{} ranks", done.len()) };
+    format!("the group formed again with {ranks}: {took_over}it goes on with step {next_step}")
 }
 
 impl Joining {

@@ -171,7 +171,7 @@ fn attempts(attempts: &[AttemptView]) -> String {
         for (before, group) in attempt.groups.iter().zip(attempt.groups.iter().skip(1)) {
             let how = match before.world_size == group.world_size {
                 true => "repaired in place".to_owned(),
-                false => format!("{} instead of {} ranks", group.world_size, before.world_size),
+                false => format!("ranks: {} instead of {}", group.world_size, before.world_size),
             };
             let step = group.first_step_at.map_or_else(
                 || "no step yet".to_owned(),

@@ -1,7 +1,7 @@
 //! Gangs whose size may change: where they grow, and which ranks are reclaimed.
 //!
 //! Slots that the queue has no use for go to gangs that can grow, on nodes that they are on already before others and never on
-//! one that is avoided. When a job waits for slots, ranks beyond the fewest of such gangs are reclaimed: as few as let the job
+//! another one that is avoided. When a job waits for slots, ranks beyond the fewest of such gangs are reclaimed: as few as let the job
 //! begin, from the gang with most of them.
 
 use std::cmp::Reverse;
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lockstep_api::{AttemptId, DeviceKind, NodeId, Rank, RankCount, SlotSpec, Transport};
 
-use super::{NodeOffer, Refill, Request, shares};
+use super::{Decision, NodeOffer, Refill, Request, schedule, shares};
 
 /// A slot of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,7 +41,7 @@ pub fn grow(gang: &Growing, spare: &mut [NodeOffer]) -> Vec<Refill> {
     let mut order: Vec<usize> = (0..spare.len()).collect();
     let is_own = |index: &usize| gang.nodes.contains(&spare[*index].node);
     order.retain(|index| {
-        !spare[*index].is_avoided && (is_own(index) || gang.transport != Transport::Shm)
+        is_own(index) || (!spare[*index].is_avoided && gang.transport != Transport::Shm)
     });
     let free = |node: &NodeOffer| {
         node.slots.iter().filter(|it| it.suits(&gang.slot) && !it.is_held).count()
@@ -76,14 +76,16 @@ pub struct Reclaimable {
     pub slots: Vec<SlotKey>,
 }
 
-/// Which ranks of which gangs have to leave so that `request` can be placed; none if that would not help, or if it will be
-/// placed anyway once slots are free whose processes are about to go (`coming`). `nodes` are those that take work.
+/// Which ranks of which gangs have to leave so that the last of a queue can be placed; none if that would not help, if slots are
+/// kept for one before it, or if it will be placed anyway once slots are free whose processes are about to go (`coming`).
+/// `nodes` are those that take work.
 pub fn reclaim(
-    request: &Request,
+    queue: &[Request],
     nodes: &[NodeOffer],
     coming: &BTreeSet<SlotKey>,
     candidates: &[Reclaimable],
 ) -> BTreeMap<AttemptId, BTreeSet<Rank>> {
+    let Some(request) = queue.last() else { return BTreeMap::new() };
     let wanted = usize::try_from(request.ranks.min()).unwrap_or(usize::MAX);
     let fits = |freed: &[Freed]| {
         let free = nodes.iter().map(|node| {
@@ -111,6 +113,9 @@ pub fn reclaim(
             }
         }
     }
+    if !is_placed(queue, nodes, coming, &freed) {
+        return BTreeMap::new();
+    }
     let mut ranks: BTreeMap<AttemptId, BTreeSet<Rank>> = BTreeMap::new();
     for (place, rank, _) in freed {
         ranks.entry(candidates[place].attempt).or_default().insert(rank);
@@ -120,6 +125,23 @@ pub fn reclaim(
 
 /// A rank that would leave: the place of its gang among the candidates, itself, its slot.
 type Freed = (usize, Rank, SlotKey);
+
+/// Whether the last of a queue would be placed if these slots were free as well.
+fn is_placed(
+    queue: &[Request],
+    nodes: &[NodeOffer],
+    coming: &BTreeSet<SlotKey>,
+    freed: &[Freed],
+) -> bool {
+    let mut nodes = nodes.to_vec();
+    for node in &mut nodes {
+        for slot in &mut node.slots {
+            let key = SlotKey { node: node.node, device: slot.device, index: slot.index };
+            slot.is_held &= !coming.contains(&key) && freed.iter().all(|it| it.2 != key);
+        }
+    }
+    matches!(schedule(queue, &nodes).decisions.last(), Some(Decision::Placed(_)))
+}
 
 /// Slots that would be of use to a request: those of one node after the other if it has to be on one, else all.
 fn useful(request: &Request, nodes: &[NodeOffer]) -> Vec<BTreeSet<SlotKey>> {

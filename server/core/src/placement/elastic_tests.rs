@@ -5,7 +5,6 @@ use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::super::tests::node;
-use super::super::{Decision, schedule};
 use super::*;
 
 fn elastic(min: u32, max: u32) -> RankCount {
@@ -45,7 +44,7 @@ fn growing(on: &[u128], max: u32, transport: Transport) -> Growing {
 }
 
 #[test]
-fn a_gang_grows_where_it_is_first_and_never_on_an_avoided_node() {
+fn a_gang_grows_where_it_is_first_and_never_on_another_node_that_is_avoided() {
     let mut beta = node(2, &[false; 3]);
     beta.is_avoided = true;
     let offers = [node(1, &[true, false]), beta, node(3, &[false, false]), node(4, &[false])];
@@ -64,6 +63,7 @@ fn a_gang_grows_where_it_is_first_and_never_on_an_avoided_node() {
     assert_eq!(grown(&[1], 3, Transport::Tcp), [(1, 1, 1), (2, 3, 0)]);
     assert_eq!(grown(&[1], 8, Transport::Shm), [(1, 1, 1)]);
     assert_eq!(grown(&[4, 4], 2, Transport::Auto), []);
+    assert_eq!(grown(&[2], 3, Transport::Shm), [(1, 2, 0), (2, 2, 1)], "it is there already");
 }
 
 fn candidate(number: u128, min: u32, slots: &[(u128, i32)]) -> Reclaimable {
@@ -83,7 +83,7 @@ fn asked_back(
     candidates: &[Reclaimable],
 ) -> Vec<(u128, Vec<i32>)> {
     let coming = candidate(0, 1, coming).slots.into_iter().collect();
-    let ranks = reclaim(request, nodes, &coming, candidates);
+    let ranks = reclaim(std::slice::from_ref(request), nodes, &coming, candidates);
     ranks
         .iter()
         .map(|(attempt, ranks)| (attempt.0.as_u128(), ranks.iter().map(|it| it.0).collect()))
@@ -123,6 +123,18 @@ fn a_job_that_waits_gets_back_what_it_needs_and_no_more() {
     );
 }
 
+#[test]
+fn nothing_is_reclaimed_that_would_be_kept_for_a_job_before() {
+    let nodes = [node(1, &[true, true, true])];
+    let gang = [candidate(7, 1, &[(1, 0), (1, 1), (1, 2)])];
+    let fixed = |ranks| ask(RankCount::Fixed(ranks), Transport::Auto);
+    let back = |queue: &[Request]| reclaim(queue, &nodes, &BTreeSet::new(), &gang).len();
+    assert_eq!(back(&[fixed(2)]), 1);
+    assert_eq!(back(&[fixed(3)]), 0, "the fewest stay");
+    assert_eq!(back(&[fixed(3), fixed(2)]), 0, "the first would keep what is freed");
+    assert_eq!(back(&[fixed(4), fixed(2)]), 1, "one that never fits keeps nothing");
+}
+
 proptest! {
     /// What is given back lets the job begin, leaves every gang its fewest, and none of it could be spared.
     #[test]
@@ -143,7 +155,7 @@ proptest! {
         }
         let transport = if is_shm { Transport::Shm } else { Transport::Auto };
         let request = ask(RankCount::Fixed(wanted), transport);
-        let given = reclaim(&request, &nodes, &BTreeSet::new(), &candidates);
+        let given = reclaim(std::slice::from_ref(&request), &nodes, &BTreeSet::new(), &candidates);
         let fits = |given: &BTreeMap<AttemptId, BTreeSet<Rank>>| {
             let mut nodes = nodes.clone();
             for candidate in &candidates {

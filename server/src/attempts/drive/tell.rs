@@ -4,8 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use lockstep_api::{
-    AttemptId, FailureReport, Generation, JobEventKind, JobId, LogLevel, LogSource, Rank,
-    ReportedLine,
+    AttemptId, FailureReport, JobEventKind, JobId, LogLevel, LogSource, Rank, ReportedLine,
 };
 use lockstep_core::{Gang, Replacement};
 use sqlx::PgConnection;
@@ -96,22 +95,21 @@ impl Drive<'_> {
 }
 
 /// A sentence for the job's log about a group that is to form after `was`.
-pub(super) fn begun(
-    was: &Gang,
-    generation: Generation,
-    started: &[Replacement],
-    size: usize,
-) -> String {
-    let before = was.members.len();
+pub(super) fn begun(was: &Gang, gang: &Gang, started: &[Replacement]) -> String {
+    let (before, size) = (was.members.len(), gang.members.len());
+    let ranks = if size == 1 { "1 rank".to_owned() } else { format!("{size} ranks") };
     let how = match size.cmp(&before) {
         Ordering::Equal => "repaired in place".to_owned(),
-        Ordering::Less => format!("goes on with {size} instead of {before} ranks"),
-        Ordering::Greater => format!("grows from {before} to {size} ranks"),
+        Ordering::Less if gang.is_planned => {
+            format!("gives slots to a job that waits: goes on with {ranks} instead of {before}")
+        }
+        Ordering::Less => format!("goes on with {ranks} instead of {before}"),
+        Ordering::Greater => format!("grows into free slots: {ranks} instead of {before}"),
     };
-    let ranks: Vec<String> = started.iter().map(|it| it.rank.to_string()).collect();
-    let new = match ranks.as_slice() {
+    let new: Vec<String> = started.iter().map(|it| it.rank.to_string()).collect();
+    let new = match new.as_slice() {
         [] => String::new(),
-        ranks => format!(": a new process for rank {}, the others go on", ranks.join(", ")),
+        new => format!(": a new process for rank {}, the others go on", new.join(", ")),
     };
-    format!("{how}, generation {generation}{new}")
+    format!("{how}, generation {}{new}", gang.generation)
 }

@@ -13,9 +13,10 @@ impl Check {
                 self.range("gang.ranks", ranks, 1, MAX_RANKS);
             }
             RankCount::Elastic(RankRange { min, max }) => {
-                if self.range("gang.ranks.max", max, 1, MAX_RANKS) {
-                    self.range("gang.ranks.min", min, 1, max.into());
-                }
+                self.range("gang.ranks.max", max, 1, MAX_RANKS);
+                self.that((1..=max.max(1)).contains(&min), "gang.ranks.min", || {
+                    format!("expected 1 to gang.ranks.max, which is {max}, got {min}")
+                });
                 self.elastic(spec);
             }
         }

@@ -24,8 +24,8 @@ fn ranks_are_a_number_or_a_range() {
 fn a_range_that_is_none_is_refused() {
     let told = |min, max| gang(&format!("[gang]\nranks = {{ min = {min}, max = {max} }}"));
     assert_eq!(told(1, 64), [""; 0]);
-    assert_eq!(told(0, 2), ["gang.ranks.min: expected 1 to 2, got 0"]);
-    assert_eq!(told(3, 2), ["gang.ranks.min: expected 1 to 2, got 3"]);
+    assert_eq!(told(0, 2), ["gang.ranks.min: expected 1 to gang.ranks.max, which is 2, got 0"]);
+    assert_eq!(told(3, 2), ["gang.ranks.min: expected 1 to gang.ranks.max, which is 2, got 3"]);
     assert_eq!(told(1, 65), ["gang.ranks.max: expected 1 to 64, got 65"]);
     for text in ["\"two\"", "{ min = 1 }", "{ min = 1, max = 2, most = 3 }"] {
         let told = gang(&format!("[gang]\nranks = {text}"));
