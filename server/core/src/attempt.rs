@@ -313,17 +313,9 @@ impl Attempt {
             );
         }
         if is_verdict {
-            let report = failure.report.clone();
-            let lost = self.at_fault(&failure);
-            effects.push(Effect::File { failure, generation, standing: Standing::Verdict });
-            let lost = (lost, Slots::Same);
-            return self.repair_or_end(
-                lost,
-                &report,
-                AttemptOutcome::Failed,
-                effects,
-                (terms, now),
-            );
+            let filed = failure.clone();
+            effects.push(Effect::File { failure: filed, generation, standing: Standing::Verdict });
+            return self.conclude(&failure, effects, (terms, now));
         }
         if is_at_work {
             let suspect = self.gang.suspect.get_or_insert_with(|| Suspect {
@@ -461,14 +453,10 @@ impl Attempt {
                     return self.tick_vacant(terms, now);
                 }
                 if let Some(failure) = self.gang.missed_rendezvous(now) {
-                    let report = failure.report.clone();
-                    let file = Effect::File { failure, generation, standing: Standing::Verdict };
-                    return self.conclude(
-                        &report,
-                        AttemptOutcome::Failed,
-                        vec![file],
-                        (terms, now),
-                    );
+                    let filed = failure.clone();
+                    let standing = Standing::Verdict;
+                    let file = Effect::File { failure: filed, generation, standing };
+                    return self.conclude(&failure, vec![file], (terms, now));
                 }
                 (self, vec![])
             }
@@ -478,9 +466,9 @@ impl Attempt {
     /// The suspect is the verdict.
     fn promote(self, mut effects: Vec<Effect>, at: (Terms, DateTime<Utc>)) -> Stepped {
         let Some(suspect) = &self.gang.suspect else { return (self, effects) };
-        let report = suspect.failure.report.clone();
+        let failure = suspect.failure.clone();
         effects.push(Effect::PromoteSuspect);
-        self.conclude(&report, AttemptOutcome::Failed, effects, at)
+        self.conclude(&failure, effects, at)
     }
 
     fn end_if_stopping_and_all_gone(self, effects: Vec<Effect>) -> Stepped {

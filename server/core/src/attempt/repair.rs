@@ -58,17 +58,16 @@ impl Attempt {
     /// A verdict is in: repairs what it names, if that can be done, or ends the attempt.
     pub(super) fn conclude(
         self,
-        report: &FailureReport,
-        outcome: AttemptOutcome,
+        failure: &Failure,
         effects: Vec<Effect>,
         at: (Terms, DateTime<Utc>),
     ) -> Stepped {
-        let lost = verdict::culprits(report);
-        self.repair_or_end((lost, Slots::Same), report, outcome, effects, at)
+        let lost = (self.at_fault(failure), Slots::Same);
+        self.repair_or_end(lost, &failure.report, AttemptOutcome::Failed, effects, at)
     }
 
     /// Whom a failure names; if nobody, the newcomers of a node that has no other ranks and could not start them.
-    pub(super) fn at_fault(&self, failure: &Failure) -> BTreeSet<Rank> {
+    fn at_fault(&self, failure: &Failure) -> BTreeSet<Rank> {
         let named = verdict::culprits(&failure.report);
         let of_node = failure.node.map(|node| self.gang.ranks_of(node)).unwrap_or_default();
         let is_of_node = named.is_empty() && of_node.is_subset(&self.gang.newcomers());
@@ -98,28 +97,31 @@ impl Attempt {
         // Who is known to be gone is lost as well, whoever was named.
         lost.extend(self.gang.with_place(Place::Gone));
         let is_judged = self.is_judged();
-        if !is_judged && self.may_do_without(&lost) {
+        if !is_judged && report.code.blame() == Blame::Infrastructure && self.may_do_without(&lost)
+        {
             effects.extend(self.drop_ranks(&lost));
             // Nobody pays for those that had done nothing yet.
             self.gang.is_planned = true;
             return self.begin(BTreeMap::new(), effects, (terms, now));
         }
+        let freed_now: BTreeSet<Rank> = (effects.iter())
+            .filter_map(|effect| match effect {
+                Effect::Release { rank } => Some(*rank),
+                _ => None,
+            })
+            .collect();
         let is_paid = self.gang.is_paid();
         let may_be_repaired = self.gang.has_copies
             && is_repairable(report)
             && self.stage != Stage::Placing
             && !lost.is_empty()
+            && !self.gang.is_stuck(&freed_now)
             && (!is_paid || terms.can_pay);
         if !(is_judged || may_be_repaired) || !self.gang.has_survivor(&lost) {
             // What was judged first was a matter of machines or links.
             let blame = if is_judged { Blame::Infrastructure } else { report.code.blame() };
             return self.end(outcome, blame, effects);
         }
-        let freed_now = effects.iter().filter_map(|effect| match effect {
-            Effect::Release { rank } => Some(*rank),
-            _ => None,
-        });
-        let freed_now: BTreeSet<Rank> = freed_now.collect();
         effects.extend(self.gang.give_up(&lost, slots, &freed_now));
         if is_judged {
             return (self, effects);
@@ -210,9 +212,7 @@ impl Attempt {
     /// Slots for those that were given up are not awaited for ever.
     pub(super) fn tick_vacant(self, terms: Terms, now: DateTime<Utc>) -> Stepped {
         match self.stage {
-            Stage::Recovering { since }
-                if self.is_judged() && since + delta(terms.timeouts.formation()) <= now =>
-            {
+            Stage::Recovering { since } if since + delta(terms.timeouts.formation()) <= now => {
                 self.end(AttemptOutcome::LeaseLost, Blame::Infrastructure, vec![])
             }
             _ => (self, vec![]),
@@ -332,6 +332,16 @@ impl Gang {
         own.all(|member| member.first_generation <= generation)
     }
 
+    /// Ranks whose slots have been free for a while: others may have taken them.
+    fn may_be_taken(&self, freed_now: &BTreeSet<Rank>) -> BTreeSet<Rank> {
+        self.with_place(Place::Gone).filter(|rank| !freed_now.contains(rank)).collect()
+    }
+
+    /// Whether a rank may have lost its slot and has to stay with the others' memory: it would wait for the slot for ever.
+    fn is_stuck(&self, freed_now: &BTreeSet<Rank>) -> bool {
+        self.transport == Transport::Shm && !self.may_be_taken(freed_now).is_empty()
+    }
+
     /// Of lost ranks: which are gone, and which are given up because they go elsewhere. `freed_now`: whose slots nobody can have
     /// taken since they became free.
     fn give_up(
@@ -341,12 +351,11 @@ impl Gang {
         freed_now: &BTreeSet<Rank>,
     ) -> Vec<Effect> {
         let mut effects = Vec::new();
-        let may_move = self.transport != Transport::Shm;
+        let may_be_taken = self.may_be_taken(freed_now);
         let goes_elsewhere = |rank: &Rank, member: &Member| {
-            let may_be_taken = member.place == Place::Gone && !freed_now.contains(rank);
             slots == Slots::Elsewhere
                 || self.shunned.contains(&member.node)
-                || (may_be_taken && may_move)
+                || may_be_taken.contains(rank)
         };
         let elsewhere: BTreeSet<Rank> = (self.members.iter())
             .filter(|(rank, member)| lost.contains(rank) && goes_elsewhere(rank, member))

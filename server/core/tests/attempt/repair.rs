@@ -339,3 +339,24 @@ proptest! {
         prop_assert_eq!(overs, i32::from(matches!(attempt.stage, Stage::Ended(_))));
     }
 }
+
+/// Rank 2 has left because of what rank 0 complains of, some time before the verdict.
+fn with_a_free_slot(transport: Transport) -> (Attempt, Vec<Effect>) {
+    let mut attempt = at_work(&[1, 1, 1]);
+    attempt.gang.transport = transport;
+    let symptom = says(1, failed(FailureCode::NotEntered, Some(1)));
+    let left = says(1, exit(2, Some(1), None));
+    let (attempt, effects) = go(attempt, &[(0, symptom), (10, left)]);
+    assert!(effects.contains(&Effect::Release { rank: Rank(2) }) && begun(&effects).is_empty());
+    go(attempt, &[(600, Event::Tick)])
+}
+
+#[test]
+fn a_slot_that_others_may_have_taken_is_not_taken_for_granted() {
+    let (attempt, effects) = with_a_free_slot(Transport::Auto);
+    assert!(effects.contains(&Effect::Evict { rank: Rank(2) }) && begun(&effects).is_empty());
+    assert_eq!(attempt.gang.vacant(), [Rank(2)].into());
+    let (ended, effects) = with_a_free_slot(Transport::Shm);
+    assert!(begun(&effects).is_empty());
+    assert_eq!(ended.stage, Stage::Ended(AttemptOutcome::Failed), "it has to stay where it was");
+}

@@ -110,7 +110,6 @@ fn newcomers_that_break_before_a_step_are_done_without_for_nothing() {
     let broke = Terms { can_pay: false, ..terms() };
     for word in [
         exit(1, None, Some(9)),
-        failed(FailureCode::RankError, Some(2)),
         failed(FailureCode::PrepareFailed, None),
         failed(FailureCode::InterfaceUnreachable, None),
     ] {
@@ -125,6 +124,8 @@ fn newcomers_that_break_before_a_step_are_done_without_for_nothing() {
     let again = under(attempt.gang.generation, 2, exit(2, None, Some(9)));
     let (attempt, _) = attempt.step(again, broke, at(6_001)).unwrap();
     assert_eq!(seats(&attempt), [(0, 0, 1)], "as it was before it grew");
+    let (ended, _) = go(just_grown(), &[(6_000, now(failed(FailureCode::GuestTrap, Some(2))))]);
+    assert_eq!(ended.stage, Stage::Ended(AttemptOutcome::Failed), "a fault of the job's own");
     let survivor = under(GENERATION.next(), 1, exit(0, None, Some(9)));
     let (ended, _) = go(just_grown(), &[(6_000, survivor)]);
     assert_eq!(ended.stage, Stage::Ended(AttemptOutcome::Failed), "nobody has the state");
