@@ -24,8 +24,8 @@ pub use ledger::{complete_epochs, counts_below};
 pub use lockstep_api::Timeouts;
 pub use placement::{
     Closed, ClosedNode, ClosedSlots, Decision, Growing, NodeOffer, Pass, Placed, Reason,
-    Reclaimable, Refill, Request, SlotKey, SlotOffer, grow, reclaim, refill, schedule,
-    schedule_beside,
+    Reclaimable, Refill, Request, SlotKey, SlotOffer, grow, is_nearly_done, reclaim, refill,
+    schedule, schedule_beside,
 };
 pub use quarantine::Quarantine;
 pub use retention::{Published, superfluous};

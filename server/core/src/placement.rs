@@ -15,7 +15,7 @@
 //! # Elastic gangs
 //!
 //! A gang whose size may change begins with as many ranks as there is room for and waits only for its fewest. What it has
-//! beyond them is lent: see `elastic`.
+//! beyond them may be reclaimed: see `elastic`.
 
 mod closed;
 mod elastic;
@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use lockstep_api::{DeviceKind, NodeId, Rank, RankCount, SlotSpec, Transport};
 
 pub use closed::{Closed, ClosedNode, ClosedSlots, schedule_beside};
-pub use elastic::{Growing, Reclaimable, SlotKey, grow, reclaim};
+pub use elastic::{Growing, Reclaimable, SlotKey, grow, is_nearly_done, reclaim};
 pub use reason::Reason;
 pub use refill::{Refill, refill};
 

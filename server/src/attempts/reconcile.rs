@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::TimeDelta;
 use lockstep_api::{AttemptId, AttemptState, JobEventKind, NodeId, OrganisationId};
-use lockstep_core::{Decision, Event, JobEffect, JobEvent, Pass, Placed, Request, schedule_beside};
+use lockstep_core::{
+    Decision, Event, JobEffect, JobEvent, Pass, Placed, Request, is_nearly_done, schedule_beside,
+};
 
 use crate::app::App;
 use crate::attempts::drive::{Drive, lease_terms};
@@ -31,14 +33,19 @@ pub(crate) async fn tick(app: &App) -> Result<Soon, Problem> {
             || attempt.lease_expires_at <= now
             || attempt.rendezvous_by.is_some_and(|by| by <= now)
             || suspects.contains_key(&attempt.id);
-        if is_due
-            && let Err(problem) = step(app, (attempt.id, attempt.job_id), vec![], Event::Tick).await
-        {
-            // One that cannot be looked after must not keep the others from it.
-            tracing::error!(attempt.id = %attempt.id, %problem, "an attempt cannot be looked after");
+        if is_due {
+            let done = step(app, (attempt.id, attempt.job_id), vec![], Event::Tick).await;
+            tell_of_trouble(attempt.id, done);
         }
     }
     Ok(if suspects.is_empty() { Soon::No } else { Soon::Yes })
+}
+
+/// One attempt that cannot be looked after must not keep the others from it.
+fn tell_of_trouble(attempt: AttemptId, done: Result<(), Problem>) {
+    if let Err(problem) = done {
+        tracing::error!(attempt.id = %attempt, %problem, "an attempt cannot be looked after");
+    }
 }
 
 /// Who wants slots of one organisation's nodes.
@@ -51,7 +58,7 @@ struct Wants {
 }
 
 /// Finds places: first for ranks whose processes were lost, then for queued jobs, first come first served, then for gangs that can
-/// grow. Says of the jobs that wait why they do, and takes back for the first of them what is lent.
+/// grow. Says of the jobs that wait why they do, and has ranks reclaimed for the first of them that it helps.
 pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
     let now = app.clock.now();
     let mut tx = app.db.system().await?;
@@ -63,10 +70,11 @@ pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
     };
     tx.rollback().await?;
     for attempt in vacant {
-        refill_ranks(app, attempt).await?;
+        tell_of_trouble(attempt.id, refill_ranks(app, &attempt).await);
     }
     let mut tx = app.db.system().await?;
-    let elastic = store::elastic(&mut tx, now).await?;
+    let mut elastic = store::elastic(&mut tx).await?;
+    elastic.retain(|gang| !is_nearly_done(gang.course, now - gang.began_at));
     if queue.is_empty() && elastic.is_empty() {
         return Ok(soon);
     }

@@ -1,5 +1,5 @@
-//! Slots for attempts at work: in the place of those that were lost, for gangs that can grow, and back from gangs whose ranks
-//! are lent.
+//! Slots for attempts at work: in the place of those that were lost, for gangs that can grow, and from gangs for jobs
+//! that wait.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::attempts::store::{self, ElasticAttempt, Vacancies};
 use crate::problem::Problem;
 
 /// Gives slots to the ranks of an attempt whose processes were lost, if there are enough for it to go on.
-pub(crate) async fn refill_ranks(app: &App, attempt: Vacancies) -> Result<(), Problem> {
+pub(crate) async fn refill_ranks(app: &App, attempt: &Vacancies) -> Result<(), Problem> {
     let mut tx = app.db.system().await?;
     let offers = offers(app, &mut tx).await?.remove(&attempt.organisation_id);
     tx.rollback().await?;

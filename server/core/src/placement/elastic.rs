@@ -7,9 +7,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use chrono::TimeDelta;
 use lockstep_api::{AttemptId, DeviceKind, NodeId, Rank, RankCount, SlotSpec, Transport};
 
-use super::{Decision, NodeOffer, Refill, Request, schedule, shares};
+use super::{Decision, NodeOffer, Refill, Request, schedule};
 
 /// A slot of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,6 +66,15 @@ pub fn grow(gang: &Growing, spare: &mut [NodeOffer]) -> Vec<Refill> {
     places
 }
 
+/// A gang that will be done within this time, at the rate so far, is left alone: its slots come anyway.
+const NEARLY_DONE: TimeDelta = TimeDelta::seconds(10);
+
+/// Whether an attempt with so many steps done and left after so long a time is left alone.
+pub fn is_nearly_done((done, left): (i64, i64), so_far: TimeDelta) -> bool {
+    let time_left = so_far.as_seconds_f64() / done.max(1) as f64 * left as f64;
+    time_left < NEARLY_DONE.as_seconds_f64()
+}
+
 /// A gang with more ranks than its fewest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reclaimable {
@@ -86,35 +96,21 @@ pub fn reclaim(
     candidates: &[Reclaimable],
 ) -> BTreeMap<AttemptId, BTreeSet<Rank>> {
     let Some(request) = queue.last() else { return BTreeMap::new() };
-    let wanted = usize::try_from(request.ranks.min()).unwrap_or(usize::MAX);
-    let fits = |freed: &[Freed]| {
-        let free = nodes.iter().map(|node| {
-            let is_free = |device, index| {
-                let key = SlotKey { node: node.node, device, index };
-                coming.contains(&key) || freed.iter().any(|(_, _, slot)| *slot == key)
-            };
-            let slots = node.slots.iter().filter(|it| it.suits(&request.slot));
-            slots.filter(|it| !it.is_held || is_free(it.device, it.index)).count()
-        });
-        shares(wanted, &free.collect::<Vec<_>>(), request.transport).is_some()
-    };
-    let mut freed: Vec<Freed> = Vec::new();
-    if !fits(&freed) {
-        let found = useful(request, nodes).into_iter().find_map(|of_use| {
-            let freed = freed_until(fits, &of_use, candidates);
-            fits(&freed).then_some(freed)
-        });
-        freed = found.unwrap_or_default();
-        // Some may have been on nodes where they are of no use.
-        for place in (0..freed.len()).rev() {
-            let kept = freed.remove(place);
-            if !fits(&freed) {
-                freed.insert(place, kept);
-            }
-        }
-    }
-    if !is_placed(queue, nodes, coming, &freed) {
+    let fits = |freed: &[Freed]| is_placed(queue, nodes, coming, freed);
+    if fits(&[]) {
         return BTreeMap::new();
+    }
+    let found = useful(request, nodes).into_iter().find_map(|of_use| {
+        let freed = freed_until(fits, &of_use, candidates);
+        fits(&freed).then_some(freed)
+    });
+    let mut freed = found.unwrap_or_default();
+    // Some may have been on nodes where they are of no use.
+    for place in (0..freed.len()).rev() {
+        let kept = freed.remove(place);
+        if !fits(&freed) {
+            freed.insert(place, kept);
+        }
     }
     let mut ranks: BTreeMap<AttemptId, BTreeSet<Rank>> = BTreeMap::new();
     for (place, rank, _) in freed {

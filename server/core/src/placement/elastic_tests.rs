@@ -135,6 +135,14 @@ fn nothing_is_reclaimed_that_would_be_kept_for_a_job_before() {
     assert_eq!(back(&[fixed(4), fixed(2)]), 1, "one that never fits keeps nothing");
 }
 
+#[test]
+fn a_gang_is_nearly_done_when_what_is_left_takes_less_than_ten_seconds() {
+    let so_far = TimeDelta::seconds(20);
+    assert!(is_nearly_done((100, 49), so_far) && is_nearly_done((100, 0), so_far));
+    assert!(!is_nearly_done((100, 50), so_far));
+    assert!(!is_nearly_done((0, 1), so_far), "one step in 20 s at the most");
+}
+
 proptest! {
     /// What is given back lets the job begin, leaves every gang its fewest, and none of it could be spared.
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use lockstep_api::{
     AttemptId, DeviceKind, JobId, JobSpec, NodeId, OrganisationId, Rank, RankCount, SlotSpec,
     Transport,
@@ -70,19 +70,16 @@ pub(crate) struct ElasticAttempt {
     pub(crate) rank_count: RankCount,
     pub(crate) slot: SlotSpec,
     pub(crate) transport: Transport,
+    /// Steps that it has done, those that are left, and since when it does them.
+    pub(crate) course: (i64, i64),
+    pub(crate) began_at: DateTime<Utc>,
     /// Of its ranks, in order.
     pub(crate) slots: Vec<SlotKey>,
 }
 
-/// A gang that will be done within this time, at the rate so far, is left alone: its slots come anyway.
-const NEARLY_DONE: TimeDelta = TimeDelta::seconds(10);
-
 /// Attempts whose gangs may change their size and have done a step since they last did, the oldest first. Only a first choice:
 /// the core decides. An elastic `gang.ranks` is the one that is a table.
-pub(crate) async fn elastic(
-    db: &mut PgConnection,
-    now: DateTime<Utc>,
-) -> sqlx::Result<Vec<ElasticAttempt>> {
+pub(crate) async fn elastic(db: &mut PgConnection) -> sqlx::Result<Vec<ElasticAttempt>> {
     let rows = query!(
         r#"
         SELECT attempt_id AS "id: AttemptId", attempt.job_id AS "job_id: JobId",
@@ -101,9 +98,6 @@ pub(crate) async fn elastic(
     .await?;
     let mut elastic: Vec<ElasticAttempt> = Vec::new();
     for row in rows {
-        if is_nearly_done((row.done, row.left), now - row.began_at) {
-            continue;
-        }
         let slot = SlotKey { node: row.node, device: row.device, index: row.slot_index };
         match elastic.last_mut() {
             Some(last) if last.id == row.id => last.slots.push(slot),
@@ -114,16 +108,13 @@ pub(crate) async fn elastic(
                 rank_count: row.spec.0.gang.ranks,
                 slot: row.spec.0.gang.slot,
                 transport: row.spec.0.ddp.transport,
+                course: (row.done, row.left),
+                began_at: row.began_at,
                 slots: vec![slot],
             }),
         }
     }
     Ok(elastic)
-}
-
-fn is_nearly_done((done, left): (i64, i64), so_far: TimeDelta) -> bool {
-    let time_left = so_far.as_seconds_f64() / done.max(1) as f64 * left as f64;
-    time_left < NEARLY_DONE.as_seconds_f64()
 }
 
 /// Held slots whose processes are about to go: they were given up, or their attempt is over or told to stop.
@@ -137,17 +128,4 @@ pub(crate) async fn coming_slots(db: &mut PgConnection) -> sqlx::Result<BTreeSet
     .await?;
     let key = |node, device, index| SlotKey { node, device, index };
     Ok(rows.into_iter().map(|row| key(row.node, row.device, row.slot_index)).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_gang_is_nearly_done_when_what_is_left_takes_less_than_ten_seconds() {
-        let so_far = TimeDelta::seconds(20);
-        assert!(is_nearly_done((100, 49), so_far) && is_nearly_done((100, 0), so_far));
-        assert!(!is_nearly_done((100, 50), so_far));
-        assert!(!is_nearly_done((0, 1), so_far), "one step in 20 s at the most");
-    }
 }
