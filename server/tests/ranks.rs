@@ -64,7 +64,6 @@ async fn the_map_says_who_has_entered_who_is_missing_and_how_old_the_news_is(poo
     assert_eq!(unknown["ranks"][1]["standing"], "unknown");
     assert_eq!(unknown["ranks"][1]["seen_ms"], Value::Null);
 
-    agent.report(&server, &[(1, &fence, started(0, 100)), (2, &fence, started(1, 101))]).await;
     let ranks = vec![position(0, "reduce", (41, 40), 2000), position(1, "data", (40, 40), 9000)];
     beat(&agent, &server, &fence, ranks).await;
     server.clock.advance(Duration::from_millis(100));
@@ -103,7 +102,6 @@ async fn the_map_says_who_has_entered_who_is_missing_and_how_old_the_news_is(poo
 async fn a_straggler_is_told_of_once_for_each_collective_from_the_soft_limit_on(pool: PgPool) {
     let server = Server::new(pool).await;
     let (agent, job, fence) = placed(&server).await;
-    agent.report(&server, &[(1, &fence, started(0, 100)), (2, &fence, started(1, 101))]).await;
     let late = |collective: i64, waited: i64| {
         let before = collective - 1;
         vec![

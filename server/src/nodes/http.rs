@@ -193,7 +193,7 @@ pub(crate) async fn heartbeat(
     for RunningAttempt { fence, ranks } in &running {
         if held.contains(&fence.attempt_id) {
             let (attempt, node) = (fence.attempt_id, node.node_id);
-            attempts::record_positions(&mut tx, attempt, node, ranks).await?;
+            attempts::record_positions(&mut tx, *fence, node, ranks).await?;
             attempts::arrival::record_arrivals(&mut tx, attempt, node, ranks, now).await?;
         }
     }

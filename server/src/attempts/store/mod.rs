@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 use lockstep_api::{
-    AttemptId, AttemptOutcome, AttemptState, CheckpointId, Generation, JobId, NodeId, Phase,
+    AttemptId, AttemptOutcome, AttemptState, CheckpointId, Fence, Generation, JobId, NodeId, Phase,
     ProjectId, Rank, RankCount, RankExit, RankPosition, Step, Transport,
 };
 use lockstep_core::{Attempt, Gang, Member, Place, Placed, Readiness, SlotKey, Stage};
@@ -425,7 +425,7 @@ pub(crate) async fn record_finish(
 /// Where the ranks of an attempt are. The attempt's row is locked.
 pub(crate) async fn record_positions(
     db: &mut PgConnection,
-    attempt: AttemptId,
+    Fence { attempt_id: attempt, generation }: Fence,
     node: NodeId,
     positions: &[RankPosition],
 ) -> sqlx::Result<()> {
@@ -437,13 +437,17 @@ pub(crate) async fn record_positions(
         "UPDATE group_member SET pid = p.pid, phase = p.phase::phase, step = p.step
          FROM unnest($3::integer[], $4::integer[], $5::text[], $6::bigint[]) AS p (rank, pid, phase, step)
          WHERE attempt_id = $1 AND node_id = $2 AND group_member.rank = p.rank
-           AND group_member.pid = p.pid AND evicted_at IS NULL AND released_at IS NULL",
+           AND (group_member.pid = p.pid
+                OR group_member.pid IS NULL AND EXISTS (SELECT FROM attempt AS a
+                                                        WHERE a.attempt_id = $1 AND a.generation = $7))
+           AND evicted_at IS NULL AND released_at IS NULL",
         attempt as AttemptId,
         node as NodeId,
         &ranks,
         &pids,
         &phases,
         &steps,
+        generation as Generation,
     )
     .execute(db)
     .await
