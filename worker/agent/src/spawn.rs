@@ -208,8 +208,12 @@ pub(crate) async fn end_group(leader: Pid) {
     }
 }
 
-/// Whether a process of the group is there that is not merely waiting to be reaped.
+/// Whether a process of the group, whose leader has been reaped, is there that is not merely waiting to be reaped as well.
 fn group_lives(leader: Pid) -> bool {
+    // The kernel gives a number to another process only once nothing is left of its group.
+    if std::fs::exists(format!("/proc/{}", leader.as_raw_pid())).unwrap_or(false) {
+        return false;
+    }
     let Ok(processes) = std::fs::read_dir("/proc") else { return false };
     let is_of_group = |entry: std::fs::DirEntry| {
         let text = std::fs::read_to_string(entry.path().join("stat")).ok()?;

@@ -320,6 +320,19 @@ async fn ranks_of_a_smaller_group_move_up_and_are_told_of_by_their_processes() {
 }
 
 #[tokio::test]
+async fn a_rank_is_not_gone_before_what_it_started_is() {
+    let bench = Bench::start("parent", 1, true);
+    bench.until(|report| matches!(report, Report::RankExited { .. })).await;
+    let child = bench.reports().iter().find_map(|report| {
+        let Report::Log { lines } = report else { return None };
+        lines.iter().find_map(|line| line.text.strip_prefix("child ")?.parse::<i32>().ok())
+    });
+    let state = process_state(child.expect("it has said whom it started"));
+    assert!(matches!(state, None | Some('Z')), "{state:?}");
+    bench.end().await;
+}
+
+#[tokio::test]
 async fn a_rank_that_ends_badly_without_a_word_is_quoted() {
     let bench = Bench::start("panic", 1, true);
     bench.until(|report| matches!(report, Report::RankExited { .. })).await;

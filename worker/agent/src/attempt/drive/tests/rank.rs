@@ -68,6 +68,14 @@ pub(super) fn act(config: &RankConfig) -> i32 {
             let reading = answers.into_inner();
             meet_next_group(config, reading, &mut say)
         }
+        // Its child is deaf to its parent's end, and still of its group.
+        "parent" => {
+            let mut child = std::process::Command::new("sleep");
+            let child = child.arg("1000").stderr(std::process::Stdio::null()).spawn().unwrap();
+            writeln!(std::io::stderr(), "child {}", child.id()).unwrap();
+            say(&RankMessage::Done);
+            i32::from(hear() != Some(AgentMessage::Released))
+        }
         "panic" => {
             writeln!(std::io::stderr(), "something is off").unwrap();
             101
