@@ -15,73 +15,62 @@ use crate::link::AgentLink;
 /// How long the word of a fault may take to leave.
 const TELL_LIMIT: Duration = Duration::from_secs(2);
 
-/// What is still to happen, to this rank or another. Clones share it.
+/// What is still to happen, to whichever rank. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Faults {
     link: AgentLink,
-    pending: Arc<Mutex<Pending>>,
-}
-
-#[derive(Debug)]
-struct Pending {
-    /// Which rank this is.
-    rank: Rank,
-    faults: Vec<(i32, FaultSpec)>,
+    pending: Arc<Mutex<Vec<(i32, FaultSpec)>>>,
 }
 
 impl Faults {
     /// Those that have not happened.
     pub(crate) fn new(config: &RankConfig, link: &AgentLink) -> Self {
         let planned = (0..).zip(config.spec.chaos.iter().copied()).collect();
-        let pending = Pending { rank: config.rank, faults: planned };
-        let faults = Self { link: link.clone(), pending: Arc::new(Mutex::new(pending)) };
-        faults.seat(config.rank, &config.faults_done);
+        let faults = Self { link: link.clone(), pending: Arc::new(Mutex::new(planned)) };
+        faults.forget(&config.faults_done);
         faults
     }
 
-    /// The process has this rank in the next group, before which these have happened.
-    pub(crate) fn seat(&self, rank: Rank, done: &[i32]) {
-        let mut pending = self.lock();
-        pending.rank = rank;
-        pending.faults.retain(|(index, _)| !done.contains(index));
+    /// These have happened.
+    pub(crate) fn forget(&self, done: &[i32]) {
+        self.lock().retain(|(index, _)| !done.contains(index));
     }
 
-    /// The rank begins this part of a step. A part that a step does not have (of a rank without samples, or no evaluation)
+    /// This rank begins this part of a step. A part that a step does not have (of a rank without samples, or no evaluation)
     /// is over with the next one.
-    pub(crate) fn enter(&self, step: Step, phase: Phase) {
+    pub(crate) fn enter(&self, rank: Rank, step: Step, phase: Phase) {
         let now = (step, place(phase));
         let is_due = |fault: &FaultSpec| {
             fault.kind != FaultKind::Corrupt && (fault.step, place(fault.phase)) <= now
         };
-        while let Some(fault) = self.take(is_due) {
+        while let Some(fault) = self.take(rank, is_due) {
             self.happen(fault);
         }
     }
 
     /// Flips a bit of the weights if that is due in this step: the lowest of the first one's exponent.
-    pub(crate) fn corrupt(&self, step: Step, weights: &mut [f32]) {
+    pub(crate) fn corrupt(&self, rank: Rank, step: Step, weights: &mut [f32]) {
         let is_due = |fault: &FaultSpec| fault.kind == FaultKind::Corrupt && fault.step == step;
-        if self.take(is_due).is_some()
+        if self.take(rank, is_due).is_some()
             && let Some(first) = weights.first_mut()
         {
             *first = f32::from_bits(first.to_bits() ^ 1 << 23);
         }
     }
 
-    /// The next that is due, after its agent has been told.
-    fn take(&self, is_due: impl Fn(&FaultSpec) -> bool) -> Option<FaultSpec> {
+    /// The next of this rank that is due, after its agent has been told.
+    fn take(&self, rank: Rank, is_due: impl Fn(&FaultSpec) -> bool) -> Option<FaultSpec> {
         let mut pending = self.lock();
-        let rank = pending.rank;
         let is_own = |(_, fault): &(i32, FaultSpec)| fault.rank == rank && is_due(fault);
-        let place = pending.faults.iter().position(is_own)?;
-        let (index, fault) = pending.faults.remove(place);
+        let place = pending.iter().position(is_own)?;
+        let (index, fault) = pending.remove(place);
         drop(pending);
         self.link.send(RankMessage::Fault { index });
         self.link.flush(TELL_LIMIT);
         Some(fault)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pending> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(i32, FaultSpec)>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

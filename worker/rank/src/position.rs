@@ -66,7 +66,7 @@ impl Position {
         self.timeline.enter(phase);
         self.now.phase.store(phase as u32, Ordering::Relaxed);
         self.record.set_phase(phase as u32);
-        self.faults.enter(Step(self.now.step.load(Ordering::Relaxed)), phase);
+        self.faults.enter(self.rank(), Step(self.now.step.load(Ordering::Relaxed)), phase);
     }
 
     /// What is to happen to this rank on purpose.

@@ -64,7 +64,7 @@ impl Trainer<()> {
         let seat = self.link.next_seat()?;
         self.rank = seat.rank;
         self.position.seat(seat.rank);
-        self.position.faults().seat(seat.rank, &seat.faults_done);
+        self.position.faults().forget(&seat.faults_done);
         Some(seat)
     }
 }

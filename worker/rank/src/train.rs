@@ -138,7 +138,8 @@ impl Trainer {
             let place = self.ready.schedule.place(step);
             let began = Instant::now();
             self.position.begin_step(signed(step));
-            self.position.faults().corrupt(signed(step), &mut self.ready.engine.weights);
+            let weights = &mut self.ready.engine.weights;
+            self.position.faults().corrupt(self.rank, signed(step), weights);
             let outcome = self.reduce_grains(step, place)?;
             let grad_norm = self.update_weights(step, &outcome)?;
             self.gather_strays(step)?;
