@@ -133,6 +133,12 @@ fn nothing_is_reclaimed_that_would_be_kept_for_a_job_before() {
     assert_eq!(back(&[fixed(3)]), 0, "the fewest stay");
     assert_eq!(back(&[fixed(3), fixed(2)]), 0, "the first would keep what is freed");
     assert_eq!(back(&[fixed(4), fixed(2)]), 1, "one that never fits keeps nothing");
+    // The first job keeps what is free on the larger node: the rank that is there stays.
+    let nodes = [node(1, &[true, true, true]), node(2, &[true, true])];
+    let gang = [candidate(7, 1, &[(2, 0), (2, 1), (1, 0)])];
+    let queue = [ask(RankCount::Fixed(3), Transport::Shm), fixed(1)];
+    let asked = reclaim(&queue, &nodes, &BTreeSet::new(), &gang);
+    assert_eq!(asked.into_values().collect::<Vec<_>>(), [BTreeSet::from([Rank(1)])]);
 }
 
 #[test]
