@@ -128,6 +128,24 @@ async fn ranks_with_a_network_are_started_when_an_answer_knows_all_endpoints() {
 }
 
 #[tokio::test]
+async fn ranks_that_have_finished_are_not_started_again_for_a_group_that_comes_too_late() {
+    let mut bench = Bench::on(test_node("finish", 2, true, PATIENT), NEVER).await;
+    bench.until("finished").await;
+    let is_over = async {
+        while !bench.living.all().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(LIMIT, is_over).await.expect("the session hears of the end");
+    bench.assignment.generation = bench.assignment.generation.next();
+    // When the third is on its way, the first has been acted on.
+    for _ in 0..3 {
+        bench.answer(true).await;
+    }
+    assert_eq!(bench.living.all(), []);
+}
+
+#[tokio::test]
 async fn ranks_of_a_lost_lease_die_at_once() {
     let bench = Bench::start(NEVER).await;
     let pids = bench.pids();
