@@ -33,10 +33,13 @@ pub(super) fn act(config: &RankConfig) -> i32 {
     }
     begin(config, &mut say);
     match config.spec.name.as_str() {
-        "meet" => {
-            meet_tests::compare_memories(config);
-            say(&RankMessage::Done);
-            i32::from(hear() != Some(AgentMessage::Released))
+        it @ ("meet" | "parent") => {
+            if it == "meet" {
+                meet_tests::compare_memories(config)
+            } else {
+                leave_a_child_behind()
+            }
+            finish(&mut say, &mut hear)
         }
         "finish" => {
             if config.rank == Rank(0) {
@@ -45,13 +48,11 @@ pub(super) fn act(config: &RankConfig) -> i32 {
             // Whatever it says of its number, it is the rank that said hello.
             let step = StepSpans { rank: Rank(99), ..step_spans() };
             say(&RankMessage::Timeline { steps: vec![step] });
-            say(&RankMessage::Done);
-            i32::from(hear() != Some(AgentMessage::Released))
+            finish(&mut say, &mut hear)
         }
         "obey" => {
             assert_eq!(hear(), Some(AgentMessage::Stop));
-            say(&RankMessage::Done);
-            i32::from(hear() != Some(AgentMessage::Released))
+            finish(&mut say, &mut hear)
         }
         "work" => {
             while hear().is_some() {}
@@ -61,20 +62,11 @@ pub(super) fn act(config: &RankConfig) -> i32 {
         // Its successors finish at once, and it does when it has what the next group needs.
         "regroup" if config.heals => {
             assert_eq!(config.steps_reported, Step(41));
-            say(&RankMessage::Done);
-            i32::from(hear() != Some(AgentMessage::Released))
+            finish(&mut say, &mut hear)
         }
         "regroup" if config.rank == Rank(0) => {
             let reading = answers.into_inner();
             meet_next_group(config, reading, &mut say)
-        }
-        // Its child is deaf to its parent's end, and still of its group.
-        "parent" => {
-            let mut child = std::process::Command::new("sleep");
-            let child = child.arg("1000").stderr(std::process::Stdio::null()).spawn().unwrap();
-            writeln!(std::io::stderr(), "child {}", child.id()).unwrap();
-            say(&RankMessage::Done);
-            i32::from(hear() != Some(AgentMessage::Released))
         }
         "panic" => {
             writeln!(std::io::stderr(), "something is off").unwrap();
@@ -97,6 +89,23 @@ pub(super) fn act(config: &RankConfig) -> i32 {
             3
         }
     }
+}
+
+/// Status 0 if it is let go.
+fn finish(
+    say: &mut impl FnMut(&RankMessage),
+    hear: &mut impl FnMut() -> Option<AgentMessage>,
+) -> i32 {
+    say(&RankMessage::Done);
+    i32::from(hear() != Some(AgentMessage::Released))
+}
+
+/// Of this rank's group, and deaf to its end.
+#[expect(clippy::zombie_processes, reason = "nobody waits for it: that is the point")]
+fn leave_a_child_behind() {
+    let mut child = std::process::Command::new("sleep");
+    let child = child.arg("1000").stderr(std::process::Stdio::null()).spawn().unwrap();
+    writeln!(std::io::stderr(), "child {}", child.id()).unwrap();
 }
 
 /// Much is still on its way when the rank is gone.
