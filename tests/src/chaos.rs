@@ -1,7 +1,7 @@
 //! Jobs that are hit by drawn faults: each must be named rightly and end as its kind does, and leave no trace.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use lockstep_api::{
@@ -24,10 +24,28 @@ const SETTINGS: [&str; 7] = [
 ];
 /// World size.
 const RANKS: i32 = 3;
-/// Steps of the job: 12 in each pass over the data.
-const STEPS: i64 = 72;
+/// Steps of the job.
+const STEPS: i64 = 6 * EPOCH;
+/// Steps of a pass over the data.
+const EPOCH: i64 = 12;
+/// What is drawn from: what happens most often more than once.
+const KINDS: [(FaultKind, FaultTarget); 11] = [
+    (FaultKind::Kill, FaultTarget::Rank),
+    (FaultKind::Kill, FaultTarget::Rank),
+    (FaultKind::Kill, FaultTarget::Rank),
+    (FaultKind::Freeze, FaultTarget::Rank),
+    (FaultKind::Slow, FaultTarget::Rank),
+    (FaultKind::Corrupt, FaultTarget::Rank),
+    (FaultKind::Partition, FaultTarget::Link),
+    (FaultKind::Slow, FaultTarget::Link),
+    (FaultKind::Corrupt, FaultTarget::Link),
+    (FaultKind::Kill, FaultTarget::Agent),
+    (FaultKind::Partition, FaultTarget::Agent),
+];
 /// Longest time of one job.
 const DEADLINE: Duration = Duration::from_secs(60);
+/// How often it is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Longest time until what a job leaves is gone.
 const CLEAN_UP: Duration = Duration::from_secs(20);
 
@@ -50,35 +68,34 @@ impl Dice {
         (drawn ^ drawn >> 31) % sides
     }
 
-    /// A fault of any kind but one to an agent, to any rank, at any point of the job.
+    /// A fault of any kind, to any rank, its links or its node's agent, at any point of the job.
     pub fn fault(&mut self) -> FaultSpec {
-        const KINDS: [FaultKind; 6] = [
-            FaultKind::Kill,
-            FaultKind::Kill,
-            FaultKind::Kill,
-            FaultKind::Freeze,
-            FaultKind::Slow,
-            FaultKind::Corrupt,
-        ];
         const PHASES: [Phase; 5] =
             [Phase::Data, Phase::Forward, Phase::Backward, Phase::Reduce, Phase::Optimizer];
-        let kind = KINDS[self.index(KINDS.len())];
+        let (kind, target) = KINDS[self.index(KINDS.len())];
         let mut phase = PHASES[self.index(PHASES.len())];
         let mut step = Step(self.roll(STEPS.cast_unsigned()).cast_signed());
         let mut rank = Rank(i32::try_from(self.roll(RANKS.cast_unsigned().into())).unwrap_or(0));
         if self.roll(5) == 0 {
             // After the last step of a pass.
-            step = Step(step.0 / 12 * 12 + 11);
+            step = Step(step.0 / EPOCH * EPOCH + EPOCH - 1);
             phase = Phase::Evaluation;
         }
-        if kind == FaultKind::Corrupt {
-            // Of three ranks the one that differs is known; before the first step nothing is compared.
-            step = Step(step.0.max(1));
-            phase = Phase::Forward;
-            rank = Rank(rank.0.max(1));
+        match (kind, target) {
+            (FaultKind::Corrupt, FaultTarget::Rank) => {
+                // Of three ranks the one that differs is known; before the first step nothing is compared.
+                step = Step(step.0.max(1));
+                phase = Phase::Forward;
+                rank = Rank(rank.0.max(1));
+            }
+            // Behind the last step too little travels for every link to have a part in it; and whoever has left hears of nothing.
+            (_, FaultTarget::Link | FaultTarget::Agent) => {
+                step = Step(step.0.min(STEPS - EPOCH - 1));
+            }
+            (_, FaultTarget::Rank) => {}
         }
         let milliseconds = 50 + self.roll(300);
-        FaultSpec { kind, target: FaultTarget::Rank, rank, step, phase, milliseconds }
+        FaultSpec { kind, target, rank, step, phase, milliseconds }
     }
 
     fn index(&mut self, len: usize) -> usize {
@@ -115,12 +132,20 @@ impl Service {
         self.reference(&job).await
     }
 
-    /// Trains the job with a fault in it.
+    /// What faults are drawn for: two nodes, neither of which has room for a job alone.
+    ///
+    /// # Errors
+    /// When anything does not come up.
+    pub async fn start_for_faults() -> anyhow::Result<Self> {
+        Self::start_two_nodes((2, 1)).await
+    }
+
+    /// Trains the job with a fault in it. An agent that is killed is started anew.
     ///
     /// # Errors
     /// When the service cannot be asked; a job that ends wrongly is an outcome.
     pub async fn disturbed(
-        &self,
+        &mut self,
         fault: FaultSpec,
         reference: &Reference,
     ) -> anyhow::Result<Outcome> {
@@ -128,13 +153,14 @@ impl Service {
         let settings = [&SETTINGS[..], &[&chaos]].concat();
         let id = self.submit(JOB, &settings)?.summary.id;
         let mut pids = BTreeSet::new();
-        let over = wait_for("the job is over", DEADLINE, || async {
-            self.client.job(id).await.ok().filter(|job| job.summary.state.is_final())
-        })
-        .await;
-        let job = match over {
-            Ok(job) => job,
-            Err(_) => self.client.job(id).await?,
+        let deadline = Instant::now() + DEADLINE;
+        let job = loop {
+            self.revive_agents().await?;
+            let job = self.client.job(id).await?;
+            if job.summary.state.is_final() || deadline <= Instant::now() {
+                break job;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
         };
         pids.extend(job.attempts.iter().flat_map(|it| &it.ranks).filter_map(|rank| rank.pid));
         let view = job.faults.first().context("the job asked for a fault")?.clone();
@@ -145,7 +171,7 @@ impl Service {
                 wrong.push("weights or curve differ from the undisturbed run".to_owned());
             }
             let ledger = self.client.ledger(id).await?;
-            let epochs: Vec<i64> = (0..STEPS / 12).collect();
+            let epochs: Vec<i64> = (0..STEPS / EPOCH).collect();
             if ledger.complete_epochs != epochs {
                 wrong.push(format!("complete epochs are {:?}", ledger.complete_epochs));
             }
@@ -167,7 +193,7 @@ impl Service {
 
 /// What the end of the job should have been.
 fn judge(job: &JobView, view: &FaultView, wrong: &mut Vec<String>) {
-    let FaultSpec { kind, rank, .. } = view.fault;
+    let FaultSpec { kind, target, rank, .. } = view.fault;
     if job.summary.state != JobState::Succeeded {
         let said: Vec<&str> = job.failures.iter().map(|it| it.message.as_str()).collect();
         wrong.push(format!("the job is {}: {said:?}", job.summary.state));
@@ -175,13 +201,23 @@ fn judge(job: &JobView, view: &FaultView, wrong: &mut Vec<String>) {
     if view.injected_at.is_none() {
         wrong.push("the fault has not happened".to_owned());
     }
-    let (code, named, attempts) = match kind {
-        FaultKind::Kill => (Some(FailureCode::PeerGone), Some(rank), 1),
-        FaultKind::Freeze => (Some(FailureCode::NotEntered), Some(rank), 1),
-        FaultKind::Slow => (None, None, 1),
-        FaultKind::Corrupt => (Some(FailureCode::Diverged), Some(rank), 2),
+    let (code, attempts) = match (kind, target) {
+        (FaultKind::Kill, FaultTarget::Agent) => (Some(FailureCode::NodeLost), 1),
+        (FaultKind::Kill, _) => (Some(FailureCode::PeerGone), 1),
+        (FaultKind::Freeze, _) => (Some(FailureCode::NotEntered), 1),
+        (FaultKind::Partition, FaultTarget::Link) => (Some(FailureCode::LinkOrDeviceStall), 1),
+        // Shorter than a lease.
+        (FaultKind::Slow | FaultKind::Partition, _) => (None, 1),
+        (FaultKind::Corrupt, FaultTarget::Link) => (Some(FailureCode::CommError), 1),
+        (FaultKind::Corrupt, _) => (Some(FailureCode::Diverged), 2),
     };
-    if (view.verdict, view.named_rank) != (code, named) {
+    let is_named = match (code, target) {
+        // Of a changed message its sender is named, of a link both ends, in the sentence.
+        (Some(FailureCode::CommError), _) => view.named_rank.is_some_and(|it| it != rank),
+        (None, _) | (_, FaultTarget::Link | FaultTarget::Agent) => view.named_rank.is_none(),
+        (_, FaultTarget::Rank) => view.named_rank == Some(rank),
+    };
+    if view.verdict != code || !is_named {
         let (code, rank) = (view.verdict, view.named_rank);
         wrong.push(format!("the verdict is {code:?} of {rank:?}"));
     }
@@ -197,7 +233,7 @@ fn judge(job: &JobView, view: &FaultView, wrong: &mut Vec<String>) {
     if !job.attempts.first().is_some_and(|it| is_success(it.outcome)) {
         wrong.push("the last attempt has not succeeded".to_owned());
     }
-    if kind != FaultKind::Corrupt && view.steps_lost.is_some_and(|lost| lost != 0) {
+    if attempts == 1 && view.steps_lost.is_some_and(|lost| lost != 0) {
         wrong.push(format!("{:?} steps lost", view.steps_lost));
     }
 }

@@ -57,6 +57,10 @@ impl Drop for Namespace {
     }
 }
 
+/// Addresses at the ends of the line that only ranks use.
+const NEAR_OF_LINE: &str = "10.78.0.1";
+const FAR_OF_LINE: &str = "10.78.0.2";
+
 /// Two namespaces on one network.
 #[derive(Debug)]
 pub struct Cable {
@@ -86,6 +90,34 @@ impl Cable {
             end.ip("link set cable up")?;
         }
         Ok(Some(Self { near, far }))
+    }
+
+    /// Lays a second one beside it, for ranks alone: what to put before the commands of the agents at either end, so that
+    /// they are reached over it.
+    ///
+    /// # Errors
+    /// Of the system.
+    pub fn lay_line(&self) -> anyhow::Result<[Vec<String>; 2]> {
+        let far_pid = self.far.keeper.id();
+        self.near.ip(&format!("link add line type veth peer name line netns {far_pid}"))?;
+        for (end, address) in [(&self.near, NEAR_OF_LINE), (&self.far, FAR_OF_LINE)] {
+            end.ip(&format!("addr add {address}/24 dev line"))?;
+            end.ip("link set line up")?;
+        }
+        let told = |mut before: Vec<String>, address: &str| {
+            before.push("env".to_owned());
+            before.push(format!("LOCKSTEP_AGENT_ADVERTISE_ADDRESS={address}"));
+            before
+        };
+        Ok([told(Vec::new(), NEAR_OF_LINE), told(self.at_far_end(), FAR_OF_LINE)])
+    }
+
+    /// Pulls the plug of the line, or puts it in again: `down` or `up`.
+    ///
+    /// # Errors
+    /// Of the system.
+    pub fn set_line(&self, state: &str) -> anyhow::Result<()> {
+        self.far.ip(&format!("link set line {state}"))
     }
 
     /// Moves this thread, and whatever it starts from now on, to the near end.

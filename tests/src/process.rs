@@ -54,6 +54,14 @@ impl Process {
         Pid::from_child(&self.child).as_raw_pid()
     }
 
+    /// Whether it is over.
+    ///
+    /// # Errors
+    /// Of the system.
+    pub fn has_ended(&mut self) -> anyhow::Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
     /// SIGKILL, and gone.
     ///
     /// # Errors

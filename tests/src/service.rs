@@ -67,6 +67,16 @@ impl Service {
         Ok(service)
     }
 
+    /// A server and two agents: a gang of more ranks than either has slots goes over both.
+    ///
+    /// # Errors
+    /// When anything does not come up.
+    pub async fn start_two_nodes((first, second): (u32, u32)) -> anyhow::Result<Self> {
+        let mut service = Self::start(first).await?;
+        service.add_agent("second", second).await?;
+        Ok(service)
+    }
+
     /// The same with more words on the server's command line.
     ///
     /// # Errors
@@ -251,6 +261,21 @@ impl Service {
             nodes.into_iter().find(|node| node.name == name && node.is_live)
         })
         .await?;
+        Ok(())
+    }
+
+    /// Starts every agent anew that has ended by itself.
+    ///
+    /// # Errors
+    /// When one is not ready in time.
+    pub async fn revive_agents(&mut self) -> anyhow::Result<()> {
+        for index in 0..self.agents.len() {
+            if let Some(process) = &mut self.agents[index].process
+                && process.has_ended()?
+            {
+                self.start_agent(index).await?;
+            }
+        }
         Ok(())
     }
 

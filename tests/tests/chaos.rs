@@ -7,7 +7,7 @@ const SEED: u64 = 5;
 
 #[tokio::test]
 async fn thirty_drawn_faults_end_as_they_should() -> anyhow::Result<()> {
-    let service = Service::start(3).await?;
+    let mut service = Service::start_for_faults().await?;
     let reference = service.undisturbed().await?;
     let mut dice = Dice::new(SEED);
     let mut wrong = Vec::new();

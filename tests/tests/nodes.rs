@@ -105,6 +105,40 @@ async fn two_ranks_over_tcp_on_one_node_have_the_curve_of_one() -> anyhow::Resul
     Ok(())
 }
 
+/// A real one: the far end of the line between the ranks goes down while both agents go on speaking with the server.
+#[tokio::test]
+async fn a_line_that_is_pulled_is_named_and_the_same_ranks_go_on_once_it_is_back()
+-> anyhow::Result<()> {
+    let Some(cable) = Cable::lay()? else { return Ok(()) };
+    cable.move_to_near_end()?;
+    let mut service = Service::start_server_at(Cable::NEAR).await?;
+    let [near, far] = cable.lay_line()?;
+    service.add_agent_behind("first", 1, near).await?;
+    service.add_agent_behind("second", 1, far).await?;
+    let undisturbed = service.train(JOB, &[LONG, &["gang.ranks=1"]].concat()).await?;
+
+    let settings = [LONG, &["gang.ranks=2", "timeouts.collective=2s", "timeouts.formation=20s"]];
+    let id = service.submit(JOB, &settings.concat())?.summary.id;
+    let midway = |job: &JobView| 60 <= job.summary.steps_done.0 && !job.checkpoints.is_empty();
+    let hit = wait_for_job(&service.client, id, "the job is midway", WHOLE_JOB, midway).await?;
+    assert!(!hit.summary.state.is_final(), "the job is too short to be hit: {hit:#?}");
+    cable.set_line("down")?;
+    let named = |job: &JobView| !job.failures.is_empty();
+    wait_for_job(&service.client, id, "the verdict is in", WHOLE_JOB, named).await?;
+    cable.set_line("up")?;
+    let job = service.until_succeeded(id).await?;
+
+    let verdict = &job.failures[0];
+    assert_eq!(verdict.code, FailureCode::LinkOrDeviceStall, "{verdict:#?}");
+    assert_eq!((verdict.rank, verdict.node_id), (None, None), "{verdict:#?}");
+    assert!(verdict.message.contains("rank 0 on node first and rank 1 on node second"));
+    assert_eq!((job.failures.len(), job.attempts.len()), (1, 1), "{:#?}", job.failures);
+    let pids = |job: &JobView| job.attempts[0].ranks.iter().map(|it| it.pid).collect::<Vec<_>>();
+    assert_eq!(pids(&job), pids(&hit), "nobody was replaced");
+    assert_eq!(curve(&service, &job).await?, curve(&service, &undisturbed).await?);
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_rank_killed_on_the_second_node_is_named_and_the_job_goes_on_with_the_same_curve()
 -> anyhow::Result<()> {

@@ -31,7 +31,7 @@ pub struct CollectiveUnderWay {
     pub sequence: i64,
     /// What it is, for people: `bucket 3 of 9`.
     pub what: String,
-    /// How long the first rank has been in it, milliseconds.
+    /// How long the first rank had been in it when something was last heard, milliseconds.
     pub waited_ms: i64,
 }
 
@@ -48,7 +48,7 @@ pub struct RankArrival {
     pub pid: Option<i32>,
     /// What it does.
     pub phase: Option<Phase>,
-    /// For how long, milliseconds.
+    /// For how long when this was heard, milliseconds.
     pub phase_ms: Option<i64>,
     /// The step it is in.
     pub step: Option<Step>,
@@ -60,7 +60,7 @@ pub struct RankArrival {
     pub left: Option<i64>,
     /// What `entered` is.
     pub what: Option<String>,
-    /// How long it has been in that collective, milliseconds; absent when it is in none.
+    /// How long it had been in that collective when this was heard, milliseconds; absent when it is in none.
     pub waited_ms: Option<i64>,
     /// For how much longer it may pause, as it has announced, milliseconds.
     pub pause_left_ms: Option<i64>,

@@ -104,14 +104,26 @@ labels! {
         PeerGone = "peer_gone",
         /// A rank did not enter a collective in time.
         NotEntered = "not_entered",
+        /// Ranks have entered a collective and hear nothing of each other.
+        LinkOrDeviceStall = "link_or_device_stall",
+        /// What came from a rank is not what a rank sends.
+        CommError = "comm_error",
         /// A node stopped answering.
         NodeLost = "node_lost",
         /// The ranks did not form a group in time.
         RendezvousTimeout = "rendezvous_timeout",
+        /// The ranks did not form a group again in time after theirs was lost.
+        ReformTimeout = "reform_timeout",
+        /// A rank cannot be reached at any of its addresses.
+        PeerUnreachable = "peer_unreachable",
+        /// A rank did not leave a lost group in time and was killed.
+        AbortHung = "abort_hung",
         /// A node has no address at which ranks of other nodes could reach its own.
         InterfaceUnreachable = "interface_unreachable",
         /// Ranks disagree on the plan of collectives.
         PlanMismatch = "plan_mismatch",
+        /// Ranks are at different collectives, or mean other numbers in the same one.
+        Mismatch = "mismatch",
         /// Ranks that should be copies of one another are not.
         Diverged = "diverged",
         /// The loss or a gradient is not finite.
@@ -145,9 +157,12 @@ labels! {
         Kill = "kill",
         /// Stops the process, as `kill -STOP` does.
         Freeze = "freeze",
-        /// Keeps the rank from going on for a time.
+        /// Keeps a rank from going on for a time; a link carries little for a time.
         Slow = "slow",
-        /// Flips a bit of the rank's weights.
+        /// Nothing comes through, as if a cable were pulled: on a link until its group forms anew, between agent and server for
+        /// a time.
+        Partition = "partition",
+        /// Flips a bit: of the rank's weights, or of what its links carry.
         Corrupt = "corrupt",
     }
     /// To whom a fault happens.
@@ -156,6 +171,8 @@ labels! {
         Rank = "rank",
         /// The agent of the node that the rank runs on.
         Agent = "agent",
+        /// The rank's connections to ranks that share no memory with it.
+        Link = "link",
     }
     /// How far a node is that takes no new work because someone asked.
     "drain_state" DrainState {
@@ -249,9 +266,15 @@ impl FailureCode {
         match self {
             Self::PeerGone
             | Self::NotEntered
+            | Self::LinkOrDeviceStall
+            | Self::CommError
             | Self::NodeLost
             | Self::RendezvousTimeout
+            | Self::ReformTimeout
+            | Self::PeerUnreachable
+            | Self::AbortHung
             | Self::InterfaceUnreachable
+            | Self::Mismatch
             | Self::Diverged
             | Self::PrepareFailed
             | Self::CheckpointFailed

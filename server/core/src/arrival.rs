@@ -1,5 +1,7 @@
 //! Who is missing in the collective under way, from what was last heard of each rank.
 //!
+//! Times are counted up to the newest news: what has happened since, nobody knows.
+//!
 //! News of ranks is of different age: a rank that was elsewhere before others entered may have entered since. It
 //! counts as missing only by news that is younger than the moment at which somebody entered.
 
@@ -59,6 +61,14 @@ pub struct UnderWay {
     pub since: DateTime<Utc>,
 }
 
+/// News is called old from this age on.
+const OLD_NEWS: TimeDelta = TimeDelta::seconds(2);
+
+/// When something was last heard of any of them.
+pub fn heard_at(ranks: &[Seen], now: DateTime<Utc>) -> DateTime<Utc> {
+    ranks.iter().filter_map(|rank| rank.seen_at).max().map_or(now, |at| at.min(now))
+}
+
 /// The furthest collective that some rank is in.
 pub fn under_way(ranks: &[Seen]) -> Option<UnderWay> {
     let inside = || {
@@ -98,15 +108,25 @@ pub fn stragglers(
     soft: TimeDelta,
     now: DateTime<Utc>,
 ) -> Option<(UnderWay, Vec<&Seen>)> {
-    let under_way = under_way(ranks).filter(|it| it.since + soft <= now)?;
+    let as_of = heard_at(ranks, now);
+    let under_way = under_way(ranks).filter(|it| it.since + soft <= as_of)?;
     let is_missing = |rank: &&Seen| standing(rank, Some(&under_way)) == Arrival::Missing;
     let missing: Vec<&Seen> = ranks.iter().filter(is_missing).collect();
     (!missing.is_empty()).then_some((under_way, missing))
 }
 
 /// One sentence for people: `rank 2 on node b has not entered bucket 3 of 9 (collective 41) for 5.0 s: phase data of step
-/// 12 since 5.1 s; ranks 0, 1, 3 wait`
+/// 12 since 5.1 s; ranks 0, 1, 3 wait`; and how old the news is, if it is old.
 pub fn sentence(ranks: &[Seen], now: DateTime<Utc>) -> String {
+    let as_of = heard_at(ranks, now);
+    let text = sentence_as_of(ranks, as_of);
+    match now - as_of {
+        age if OLD_NEWS <= age => format!("{text} (heard {} ago)", seconds(age)),
+        _ => text,
+    }
+}
+
+fn sentence_as_of(ranks: &[Seen], now: DateTime<Utc>) -> String {
     let Some(under_way) = under_way(ranks) else {
         return match ranks.iter().all(|rank| rank.has_ended) {
             true => "no rank is at work".to_owned(),
@@ -238,6 +258,17 @@ mod tests {
     }
 
     #[test]
+    fn nobody_is_said_to_have_waited_longer_than_was_heard_of() {
+        let ranks = [seen(0, 41, 40, 9_500), seen(1, 40, 40, 9_000)];
+        assert_eq!(
+            sentence(&ranks, at(17_000)),
+            "rank 1 on node b has not entered bucket 41 of 50 (collective 41) for 0.5 s: \
+             phase reduce of step 12 since 1.0 s; rank 0 waits (heard 7.0 s ago)"
+        );
+        assert_eq!(stragglers(&ranks, TimeDelta::milliseconds(501), at(17_000)), None);
+    }
+
+    #[test]
     fn one_that_somebody_has_left_is_over_for_all() {
         let ranks = [seen(0, 41, 40, 5_000), seen(1, 41, 41, 5_000)];
         assert_eq!(under_way(&ranks), None);
@@ -252,8 +283,9 @@ mod tests {
 
     #[test]
     fn stragglers_are_told_of_from_the_soft_limit_on() {
-        let ranks = [seen(0, 41, 40, 5_000), seen(1, 40, 40, 4_000)];
+        let mut ranks = [seen(0, 41, 40, 5_000), seen(1, 40, 40, 4_000)];
         let soft = TimeDelta::milliseconds(6_000);
+        ranks[0].seen_at = Some(at(11_000));
         assert_eq!(stragglers(&ranks, soft, at(10_999)), None);
         let (under_way, missing) = stragglers(&ranks, soft, at(11_000)).unwrap();
         assert_eq!((under_way.sequence, missing[0].rank, missing.len()), (41, Rank(1), 1));

@@ -21,6 +21,7 @@
 mod gang;
 mod repair;
 mod resize;
+mod stall;
 mod words;
 
 use std::collections::BTreeSet;
@@ -35,6 +36,7 @@ use crate::verdict::{self, Failure, Grade, Standing};
 use repair::Slots;
 
 pub use gang::{Gang, Member, Place, Readiness, Suspect};
+pub use stall::Inside;
 pub use words::{Effect, Event, NewSlot, NodeLoss, Replacement, Seated, StepError, Word};
 
 /// How many times the grace of a stop nodes may take, once all ranks have left, to publish the last checkpoint.
@@ -317,6 +319,16 @@ impl Attempt {
             effects.push(Effect::File { failure: filed, generation, standing: Standing::Verdict });
             return self.conclude(&failure, effects, (terms, now));
         }
+        let stall = self
+            .gang
+            .suspect
+            .as_ref()
+            .filter(|_| is_at_work)
+            .and_then(|suspect| self.gang.stall_told_by_both(&suspect.failure, &failure));
+        if let Some(stall) = stall {
+            effects.push(Effect::File { failure, generation, standing: Standing::Effect });
+            return self.conclude_stall(stall, effects, (terms, now));
+        }
         if is_at_work {
             let suspect = self.gang.suspect.get_or_insert_with(|| Suspect {
                 since: now,
@@ -466,9 +478,24 @@ impl Attempt {
     /// The suspect is the verdict.
     fn promote(self, mut effects: Vec<Effect>, at: (Terms, DateTime<Utc>)) -> Stepped {
         let Some(suspect) = &self.gang.suspect else { return (self, effects) };
+        if let Some(stall) = self.gang.stall_seen(suspect) {
+            return self.conclude_stall(stall, effects, at);
+        }
         let failure = suspect.failure.clone();
         effects.push(Effect::PromoteSuspect);
         self.conclude(&failure, effects, at)
+    }
+
+    /// What was filed so far are its effects.
+    fn conclude_stall(
+        self,
+        stall: Failure,
+        mut effects: Vec<Effect>,
+        at: (Terms, DateTime<Utc>),
+    ) -> Stepped {
+        let (failure, generation) = (stall.clone(), self.gang.generation);
+        effects.push(Effect::File { failure, generation, standing: Standing::Verdict });
+        self.conclude(&stall, effects, at)
     }
 
     fn end_if_stopping_and_all_gone(self, effects: Vec<Effect>) -> Stepped {

@@ -15,8 +15,8 @@ pub mod retry;
 pub mod verdict;
 
 pub use attempt::{
-    Attempt, Effect, Event, Gang, Member, NewSlot, NodeLoss, Place, Readiness, Replacement, Seated,
-    Stage, StepError, Suspect, Terms, Word,
+    Attempt, Effect, Event, Gang, Inside, Member, NewSlot, NodeLoss, Place, Readiness, Replacement,
+    Seated, Stage, StepError, Suspect, Terms, Word,
 };
 pub use job::{Job, JobEffect, JobEvent, JobStepError, RetryBudget};
 pub use lease::{LeaseTerms, LeaseTermsError};

@@ -76,7 +76,8 @@ pub fn blamed(gang: &Gang, failure: &Failure) -> BTreeSet<NodeId> {
     if report.code.blame() != Blame::Infrastructure {
         return BTreeSet::new();
     }
-    let ranks = verdict::culprits(report);
+    let mut ranks = verdict::culprits(report);
+    ranks.extend(verdict::ends(report));
     if !ranks.is_empty() {
         let members = ranks.iter().filter_map(|rank| gang.members.get(rank));
         return members.map(|member| member.node).collect();

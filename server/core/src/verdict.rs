@@ -60,10 +60,16 @@ pub fn grade(report: &FailureReport) -> Grade {
         Some(_) | None => {}
     }
     match report.code {
-        FailureCode::PeerGone | FailureCode::NotEntered | FailureCode::RendezvousTimeout => {
-            Grade::Symptom
-        }
-        FailureCode::NodeLost
+        FailureCode::PeerGone
+        | FailureCode::NotEntered
+        | FailureCode::RendezvousTimeout
+        | FailureCode::ReformTimeout
+        | FailureCode::PeerUnreachable
+        | FailureCode::AbortHung => Grade::Symptom,
+        FailureCode::LinkOrDeviceStall
+        | FailureCode::CommError
+        | FailureCode::Mismatch
+        | FailureCode::NodeLost
         | FailureCode::InterfaceUnreachable
         | FailureCode::PlanMismatch
         | FailureCode::Diverged
@@ -154,6 +160,38 @@ pub fn of_rendezvous(missing: &[(Rank, &str)]) -> FailureReport {
         ),
         evidence: [("missing".to_owned(), ranks)].into_iter().collect(),
     }
+}
+
+/// The failure of ways between ranks (and their nodes' names) that nothing comes through, of which `complaint` was one sign.
+pub fn of_stall(
+    ends: &[(Rank, &str)],
+    collective: i64,
+    complaint: &FailureReport,
+) -> FailureReport {
+    let named: Vec<String> =
+        ends.iter().map(|(rank, node)| format!("rank {rank} on node {node}")).collect();
+    let ranks: Vec<i32> = ends.iter().map(|(rank, _)| rank.0).collect();
+    let what = complaint.evidence.get("what").and_then(serde_json::Value::as_str);
+    FailureReport {
+        code: FailureCode::LinkOrDeviceStall,
+        rank: None,
+        exit: None,
+        step: complaint.step,
+        phase: complaint.phase,
+        message: format!(
+            "{} have entered {} (collective {collective}) and hear nothing of each other: the link between them or one of their devices stands still",
+            named.join(" and "),
+            what.unwrap_or("the same collective"),
+        ),
+        evidence: serde_json::json!({ "between": ranks, "collective": collective, "what": what }),
+    }
+}
+
+/// The ranks between which nothing comes through.
+pub fn ends(report: &FailureReport) -> impl Iterator<Item = Rank> {
+    let listed = report.evidence.get("between").and_then(|list| list.as_array());
+    let numbers = listed.into_iter().flatten().filter_map(|rank| rank.as_i64());
+    numbers.filter_map(|rank| i32::try_from(rank).ok()).map(Rank)
 }
 
 /// `rank 1 on node alpha was ended by SIGKILL (9) in step 12, phase backward`

@@ -5,7 +5,7 @@ use lockstep_api::{
     Arrival, ArrivalMap, AttemptId, CollectiveUnderWay, JobEventKind, LogLevel, LogSource,
     RankArrival, ReportedLine, RunningAttempt,
 };
-use lockstep_core::arrival::{Seen, UnderWay, sentence, standing, stragglers, under_way};
+use lockstep_core::arrival::{Seen, UnderWay, heard_at, sentence, standing, stragglers, under_way};
 
 use crate::app::App;
 use crate::attempts::store::arrival::{self as store, Claim, Heard, Whose};
@@ -19,7 +19,7 @@ const LEAST_SOFT_MS: i64 = 25;
 /// Puts the map together.
 pub(crate) fn map(of: Option<Whose>, heard: Vec<Heard>, now: DateTime<Utc>) -> ArrivalMap {
     let seen: Vec<Seen> = heard.iter().map(|it| it.seen.clone()).collect();
-    let collective = under_way(&seen);
+    let (collective, as_of) = (under_way(&seen), heard_at(&seen, now));
     let summary = match of {
         Some(_) => sentence(&seen, now),
         None => "the job has no attempt yet".to_owned(),
@@ -32,7 +32,7 @@ pub(crate) fn map(of: Option<Whose>, heard: Vec<Heard>, now: DateTime<Utc>) -> A
         collective: collective.map(|UnderWay { sequence, what, since }| CollectiveUnderWay {
             sequence,
             what,
-            waited_ms: millis(now - since),
+            waited_ms: millis(as_of - since),
         }),
         summary,
         at: now,
@@ -63,10 +63,11 @@ fn rank(heard: Heard, collective: Option<&UnderWay>, now: DateTime<Utc>) -> Rank
         node_name,
         pid,
         phase: phase.map(|(phase, _)| phase),
-        phase_ms: phase.and_then(|(_, since)| since).map(|since| millis(now - since)),
+        phase_ms: (phase.and_then(|(_, since)| since))
+            .map(|since| millis(seen_at.unwrap_or(now) - since)),
         step,
         standing,
-        waited_ms: inside.map(|it| millis(now - it.at)),
+        waited_ms: inside.map(|it| millis(seen_at.unwrap_or(now) - it.at)),
         entered: entered.as_ref().map(|it| it.sequence),
         left: entered.as_ref().map(|it| it.left),
         what: entered.map(|it| it.what),

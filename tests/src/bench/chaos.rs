@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 
 use anyhow::ensure;
-use lockstep_api::{FaultKind, FaultView};
+use lockstep_api::{FaultKind, FaultSpec, FaultTarget, FaultView};
 use lockstep_e2e::{Dice, Outcome, Service};
 
 use crate::report::{median, say};
 
 /// Hits `count` jobs with faults drawn from `seed`.
 pub(crate) async fn chaos(count: u32, seed: u64) -> anyhow::Result<()> {
-    let service = Service::start(3).await?;
+    let mut service = Service::start_for_faults().await?;
     let reference = service.undisturbed().await?;
     let mut dice = Dice::new(seed);
     let mut outcomes = Vec::new();
     say(&format!(
-        "{:>4} {:44} {:18} {:>8} {:>8} {:>8}",
+        "{:>4} {:50} {:20} {:>8} {:>8} {:>8}",
         "run", "fault", "verdict", "detected", "named", "repaired"
     ));
     for run in 1..=count {
@@ -32,14 +32,19 @@ pub(crate) async fn chaos(count: u32, seed: u64) -> anyhow::Result<()> {
 
 fn line(run: u32, Outcome { fault: view, wrong }: &Outcome) -> String {
     let fault = view.fault;
-    let what =
-        format!("{} rank {} in step {}, {}", fault.kind, fault.rank, fault.step, fault.phase);
+    let whom = match fault.target {
+        FaultTarget::Rank => "rank",
+        FaultTarget::Link => "links of rank",
+        FaultTarget::Agent => "agent of rank",
+    };
+    let FaultSpec { kind, rank, step, phase, .. } = fault;
+    let what = format!("{kind} {whom} {rank} in step {step}, {phase}");
     let verdict = view.verdict.map_or("–", lockstep_api::FailureCode::as_str);
     let seconds = |it: Option<f64>| it.map_or_else(|| "–".to_owned(), |it| format!("{it:.2} s"));
     let wrong =
         if wrong.is_empty() { String::new() } else { format!("  WRONG: {}", wrong.join("; ")) };
     format!(
-        "{run:>4} {what:44} {verdict:18} {:>8} {:>8} {:>8}{wrong}",
+        "{run:>4} {what:50} {verdict:20} {:>8} {:>8} {:>8}{wrong}",
         seconds(view.detected_after),
         seconds(view.named_after),
         seconds(view.repaired_after),
@@ -47,11 +52,14 @@ fn line(run: u32, Outcome { fault: view, wrong }: &Outcome) -> String {
 }
 
 fn summary(outcomes: &[Outcome]) {
-    let mut kinds: BTreeMap<FaultKind, Vec<&FaultView>> = BTreeMap::new();
+    let mut kinds: BTreeMap<(FaultTarget, FaultKind), Vec<&FaultView>> = BTreeMap::new();
     for outcome in outcomes {
-        kinds.entry(outcome.fault.fault.kind).or_default().push(&outcome.fault);
+        kinds
+            .entry((outcome.fault.fault.target, outcome.fault.fault.kind))
+            .or_default()
+            .push(&outcome.fault);
     }
-    for (kind, views) in kinds {
+    for ((target, kind), views) in kinds {
         let middle = |of: fn(&FaultView) -> Option<f64>| {
             let mut times: Vec<f64> = views.iter().filter_map(|it| of(it)).collect();
             times.sort_by(f64::total_cmp);
@@ -59,7 +67,7 @@ fn summary(outcomes: &[Outcome]) {
         };
         let (named, repaired) = (middle(|it| it.named_after), middle(|it| it.repaired_after));
         say(&format!(
-            "{kind}: {} times; named after {named}, repaired after {repaired} (medians)",
+            "{kind} {target}: {} times; named after {named}, repaired after {repaired} (medians)",
             views.len()
         ));
     }

@@ -53,11 +53,15 @@ pub(crate) enum Note {
 pub(crate) struct Server {
     client: Mutex<Client>,
     answered_at: watch::Sender<Instant>,
+    /// Until when nothing comes through, because a job asked for that.
+    cut_until: watch::Sender<Instant>,
 }
 
 impl Server {
     pub(crate) fn new(client: Client) -> Self {
-        Self { client: Mutex::new(client), answered_at: watch::Sender::new(Instant::now()) }
+        let (now, client) = (Instant::now(), Mutex::new(client));
+        let (answered_at, cut_until) = (watch::Sender::new(now), watch::Sender::new(now));
+        Self { client, answered_at, cut_until }
     }
 
     /// The client with the present token.
@@ -76,6 +80,30 @@ impl Server {
             self.answered_at.send_replace(Instant::now());
         }
         result
+    }
+
+    /// Nothing is said to the server, nor heard from it, for so long.
+    pub(crate) fn cut(&self, duration: Duration) {
+        self.cut_until.send_replace(Instant::now() + duration);
+    }
+
+    /// Comes back while something can come through.
+    pub(crate) async fn reachable(&self) {
+        let mut until = self.cut_until.subscribe();
+        loop {
+            let over = *until.borrow_and_update();
+            tokio::time::sleep_until(over).await;
+            if !until.has_changed().unwrap_or(false) {
+                return;
+            }
+        }
+    }
+
+    /// Comes back once nothing comes through any more.
+    pub(crate) async fn cut_off(&self) {
+        let mut until = self.cut_until.subscribe();
+        // The sender is in `self`.
+        drop(until.wait_for(|until| Instant::now() < *until).await);
     }
 
     /// As if the last answer had come that much earlier.
@@ -114,6 +142,20 @@ mod tests {
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn nothing_comes_through_for_as_long_as_was_asked() {
+        let server = Server::new(Client::new("http://127.0.0.1:9", "lsn_test").unwrap());
+        let mut cut_off = pin!(server.cut_off());
+        assert!(poll!(&mut cut_off).is_pending());
+        server.reachable().await;
+        let cut = Duration::from_millis(50);
+        let began = Instant::now();
+        server.cut(cut);
+        cut_off.await;
+        server.reachable().await;
+        assert!(cut <= began.elapsed());
+    }
 
     #[tokio::test]
     async fn silence_is_counted_from_the_last_answer() {

@@ -103,10 +103,15 @@ pub(crate) async fn heartbeats(
         if !is_due {
             continue;
         }
+        node.server.reachable().await;
         last = Some(Instant::now());
         let request = HeartbeatRequest { boot_id: boot_id.clone(), running: living.all() };
-        // Longer than a beat, so that a server that is merely slow still renews the lease.
-        let answer = node.server.client().heartbeat(&request, every * 2).await;
+        let client = node.server.client();
+        let answer = tokio::select! {
+            // Longer than a beat, so that a server that is merely slow still renews the lease.
+            answer = client.heartbeat(&request, every * 2) => answer,
+            () = node.server.cut_off() => continue,
+        };
         match node.server.note(answer) {
             Ok(answer) => {
                 for fence in answer.lost {
@@ -142,6 +147,7 @@ pub(crate) async fn polls(
         let client = node.server.client();
         let answer = tokio::select! {
             answer = client.poll(&request) => node.server.note(answer),
+            () = async { node.server.cut_off().await; node.server.reachable().await } => continue,
             () = end.cancelled() => return,
         };
         match answer {

@@ -59,6 +59,7 @@ pub(crate) async fn ship(node: Arc<Node>, end: CancellationToken) {
         };
         let shipped = tokio::select! {
             shipped = hand_over(&node, reports) => shipped,
+            () = async { node.server.cut_off().await; node.server.reachable().await } => continue,
             () = end.cancelled() => return,
         };
         let error = match shipped {

@@ -97,7 +97,7 @@ pub enum GroupError {
         /// The collective.
         at: Moment,
     },
-    /// A rank sends what is no message of ours.
+    /// What comes from a rank is no message of ours, or was changed on its way.
     #[error("rank {rank} sends {detail} in {at}")]
     Garbage {
         /// Which rank.
@@ -144,12 +144,12 @@ impl GroupError {
             Self::NotEntered { .. }
             | Self::FormationTimeout { .. }
             | Self::PeerGone { .. }
+            | Self::Garbage { .. }
             | Self::Unreachable { .. }
             | Self::Aborted { .. } => true,
             Self::PlanMismatch { .. }
             | Self::Diverged { .. }
             | Self::NumbersMismatch { .. }
-            | Self::Garbage { .. }
             | Self::StaleGeneration { .. }
             | Self::InvalidArgument(_)
             | Self::Io { .. } => false,

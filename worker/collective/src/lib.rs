@@ -27,7 +27,7 @@ pub use error::{GroupError, Moment};
 pub use group::{Backend, Ballot, Intent, ProcessGroup, ReduceOp, Tally};
 pub use interrupt::Interrupt;
 pub use lockstep_shm::{Dtype, Lease, OwnArena, Source, Span, SumOp};
-pub use net::{Endpoint, IN_RANK_ORDER_BYTES, Network};
+pub use net::{Endpoint, IN_RANK_ORDER_BYTES, Links, Network};
 pub use op::{Phase, What};
 pub use order::{OrderError, SumOrder};
 pub use plan::{Bucket, Difference, Plan, PlanParam};

@@ -2,7 +2,7 @@
 
 use lockstep_api::{FailureCode, FailureReport, Rank};
 use lockstep_checkpoint::CheckpointError;
-use lockstep_collective::GroupError;
+use lockstep_collective::{GroupError, Moment};
 use lockstep_ddp::RestoreError;
 use lockstep_sandbox::GuestError;
 use lockstep_service::chain;
@@ -94,8 +94,8 @@ impl Failure {
     pub(crate) fn of_group(error: &GroupError) -> Self {
         let message = chain(error);
         let failure = match error {
-            GroupError::NotEntered { missing, .. } => {
-                Self::missing(FailureCode::NotEntered, missing, message)
+            GroupError::NotEntered { missing, at, .. } => {
+                Self::missing(FailureCode::NotEntered, missing, message).at(at)
             }
             GroupError::FormationTimeout { missing, .. } => {
                 Self::missing(FailureCode::RendezvousTimeout, missing, message)
@@ -105,20 +105,39 @@ impl Failure {
                 let by: Vec<usize> = by.iter().copied().collect();
                 Self::missing(FailureCode::PeerGone, &by, message)
             }
-            GroupError::PeerGone { rank, .. } => {
-                Self::missing(FailureCode::PeerGone, &[*rank], message)
+            GroupError::PeerGone { rank, at } => {
+                Self::missing(FailureCode::PeerGone, &[*rank], message).at(at)
+            }
+            GroupError::Garbage { rank, at, .. } => {
+                Self::missing(FailureCode::CommError, &[*rank], message).at(at)
             }
             GroupError::Unreachable { rank, .. } => {
-                Self::missing(FailureCode::RendezvousTimeout, &[*rank], message)
+                Self::missing(FailureCode::PeerUnreachable, &[*rank], message)
             }
-            GroupError::Diverged { .. }
-            | GroupError::NumbersMismatch { .. }
-            | GroupError::Garbage { .. }
-            | GroupError::StaleGeneration { .. }
+            GroupError::Diverged { .. } | GroupError::NumbersMismatch { .. } => {
+                Self::new(FailureCode::Mismatch, message)
+            }
+            GroupError::StaleGeneration { .. }
             | GroupError::InvalidArgument(_)
             | GroupError::Io { .. } => Self::new(FailureCode::RankError, message),
         };
         Self { is_interruption: error.is_retryable(), ..failure }
+    }
+
+    /// The group was to form in the place of another one.
+    pub(crate) fn of_forming_again(error: &GroupError) -> Self {
+        let failure = Self::of_group(error);
+        match failure.code {
+            FailureCode::RendezvousTimeout => Self { code: FailureCode::ReformTimeout, ..failure },
+            _ => failure,
+        }
+    }
+
+    /// In which collective.
+    fn at(mut self, at: &Moment) -> Self {
+        self.evidence["collective"] = json!(at.sequence);
+        self.evidence["what"] = json!(at.what);
+        self
     }
 
     /// Other ranks had no memory for their part of a step: they tell themselves what they needed.
@@ -144,6 +163,11 @@ impl Failure {
     /// The wire's form, with where this rank is now.
     pub(crate) fn report(&self, position: &Position) -> FailureReport {
         let (phase, step) = position.now();
+        let mut evidence = self.evidence.clone();
+        if evidence.get("missing").is_some() {
+            // Who misses them.
+            evidence["by"] = json!(position.rank());
+        }
         FailureReport {
             code: self.code,
             rank: self.rank,
@@ -151,7 +175,7 @@ impl Failure {
             step: Some(step),
             phase: Some(phase),
             message: cut(&self.message, MESSAGE_BYTES).to_owned(),
-            evidence: self.evidence.clone(),
+            evidence,
         }
     }
 }

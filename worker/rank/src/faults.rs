@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockstep_api::{FaultKind, FaultSpec, FaultTarget, Phase, Rank, RankConfig, RankMessage, Step};
+use lockstep_collective::Links;
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::link::AgentLink;
@@ -19,30 +20,44 @@ const TELL_LIMIT: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub(crate) struct Faults {
     link: AgentLink,
-    pending: Arc<Mutex<Vec<(i32, FaultSpec)>>>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    pending: Vec<(i32, FaultSpec)>,
+    /// Of the present group.
+    links: Links,
 }
 
 impl Faults {
     /// Those that have not happened.
     pub(crate) fn new(config: &RankConfig, link: &AgentLink) -> Self {
-        let planned = (0..).zip(config.spec.chaos.iter().copied()).collect();
-        let faults = Self { link: link.clone(), pending: Arc::new(Mutex::new(planned)) };
+        let pending = (0..).zip(config.spec.chaos.iter().copied()).collect();
+        let state = State { pending, links: Links::default() };
+        let faults = Self { link: link.clone(), state: Arc::new(Mutex::new(state)) };
         faults.forget(&config.faults_done);
         faults
     }
 
     /// These have happened.
     pub(crate) fn forget(&self, done: &[i32]) {
-        self.lock().retain(|(index, _)| !done.contains(index));
+        self.lock().pending.retain(|(index, _)| !done.contains(index));
+    }
+
+    /// The links of a group that is about to form: sound, whatever was wrong with those of the one before.
+    pub(crate) fn begin_links(&self) -> Links {
+        let links = Links::default();
+        self.lock().links = links.clone();
+        links
     }
 
     /// This rank begins this part of a step. A part that a step does not have (of a rank without samples, or no evaluation)
     /// is over with the next one.
     pub(crate) fn enter(&self, rank: Rank, step: Step, phase: Phase) {
         let now = (step, place(phase));
-        let is_due = |fault: &FaultSpec| {
-            fault.kind != FaultKind::Corrupt && (fault.step, place(fault.phase)) <= now
-        };
+        let is_due =
+            |fault: &FaultSpec| !is_of_weights(fault) && (fault.step, place(fault.phase)) <= now;
         while let Some(fault) = self.take(rank, is_due) {
             self.happen(fault);
         }
@@ -50,7 +65,7 @@ impl Faults {
 
     /// Flips a bit of the weights if that is due in this step: the lowest of the first one's exponent.
     pub(crate) fn corrupt(&self, rank: Rank, step: Step, weights: &mut [f32]) {
-        let is_due = |fault: &FaultSpec| fault.kind == FaultKind::Corrupt && fault.step == step;
+        let is_due = |fault: &FaultSpec| is_of_weights(fault) && fault.step == step;
         if self.take(rank, is_due).is_some()
             && let Some(first) = weights.first_mut()
         {
@@ -60,34 +75,52 @@ impl Faults {
 
     /// The next of this rank that is due, after its agent has been told.
     fn take(&self, rank: Rank, is_due: impl Fn(&FaultSpec) -> bool) -> Option<FaultSpec> {
-        let mut pending = self.lock();
+        let mut state = self.lock();
         let is_own = |(_, fault): &(i32, FaultSpec)| fault.rank == rank && is_due(fault);
-        let place = pending.iter().position(is_own)?;
-        let (index, fault) = pending.remove(place);
-        drop(pending);
+        let place = state.pending.iter().position(is_own)?;
+        let (index, fault) = state.pending.remove(place);
+        drop(state);
         self.link.send(RankMessage::Fault { index });
         self.link.flush(TELL_LIMIT);
         Some(fault)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(i32, FaultSpec)>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn happen(&self, fault: FaultSpec) {
-        let signal = match (fault.target, fault.kind) {
-            // The agent has been told.
-            (FaultTarget::Agent, _) | (_, FaultKind::Corrupt) => return,
-            (FaultTarget::Rank, FaultKind::Slow) => {
-                return thread::sleep(Duration::from_millis(fault.milliseconds));
+        let duration = Duration::from_millis(fault.milliseconds);
+        match fault.target {
+            // It has been told.
+            FaultTarget::Agent => {}
+            FaultTarget::Rank => match fault.kind {
+                FaultKind::Slow => thread::sleep(duration),
+                FaultKind::Kill => signal_self(Signal::KILL),
+                FaultKind::Freeze => signal_self(Signal::STOP),
+                FaultKind::Partition | FaultKind::Corrupt => {}
+            },
+            FaultTarget::Link => {
+                let links = self.lock().links.clone();
+                match fault.kind {
+                    FaultKind::Slow => links.slow(duration),
+                    FaultKind::Partition => links.cut(),
+                    FaultKind::Corrupt => links.flip_next(),
+                    FaultKind::Kill | FaultKind::Freeze => {}
+                }
             }
-            (FaultTarget::Rank, FaultKind::Kill) => Signal::KILL,
-            (FaultTarget::Rank, FaultKind::Freeze) => Signal::STOP,
-        };
-        if let Err(error) = kill_process(getpid(), signal) {
-            tracing::error!(%error, "a fault could not be made to happen");
         }
     }
+}
+
+fn signal_self(signal: Signal) {
+    if let Err(error) = kill_process(getpid(), signal) {
+        tracing::error!(%error, "a fault could not be made to happen");
+    }
+}
+
+fn is_of_weights(fault: &FaultSpec) -> bool {
+    (fault.kind, fault.target) == (FaultKind::Corrupt, FaultTarget::Rank)
 }
 
 /// Where in a step a phase comes; what belongs to no step comes before all.

@@ -11,7 +11,7 @@ use lockstep_api::{
     DigestCheck, FailureCode, Hook, JobSpec, PowerSgdSpec, Rank, RankConfig, RankNetwork,
     Reduction, Shard,
 };
-use lockstep_collective::{GroupError, MAX_WORLD, Network};
+use lockstep_collective::{GroupError, Links, MAX_WORLD, Network};
 use lockstep_ddp::hook::PowerSgdConfig;
 use lockstep_ddp::{HookKind, Interrupt, Join, Reducer, ReducerConfig, Topology};
 use lockstep_tensor::Layout;
@@ -45,7 +45,8 @@ pub(crate) fn begin_forming(
     let network = match seat.network {
         Some((network, listener)) => {
             let listener = TcpListener::from(listener);
-            let network = network_of(config, &network, listener, generation);
+            let links = position.faults().begin_links();
+            let network = network_of(config, &network, listener, (generation, links));
             Some(network.map_err(rank_error("cannot use this rank's network"))?)
         }
         None => None,
@@ -146,7 +147,7 @@ fn network_of(
     config: &RankConfig,
     network: &RankNetwork,
     listener: TcpListener,
-    generation: u64,
+    (generation, links): (u64, Links),
 ) -> io::Result<Network> {
     let parse = |text: &String| {
         text.parse::<SocketAddr>().map_err(|_| {
@@ -162,6 +163,7 @@ fn network_of(
         key: config.attempt_key.clone().into_bytes(),
         generation,
         encrypt: network.encrypt,
+        links,
     })
 }
 

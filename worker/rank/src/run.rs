@@ -71,6 +71,9 @@ fn train(config: &RankConfig, link: &AgentLink, position: &Position) -> Result<(
         });
         let joined = match formed {
             Ok(reducer) => alone.join(reducer, joining, config.spec.ddp.shard),
+            Err(error) if joining.is_anew => {
+                Err(Box::new((alone, Failure::of_forming_again(&error))))
+            }
             Err(error) => Err(Box::new((alone, Failure::of_group(&error)))),
         };
         let (left, failure) = match joined {

@@ -13,7 +13,7 @@ pub const MAX_FAULTS: usize = 100;
 pub struct FaultSpec {
     /// What happens.
     pub kind: FaultKind,
-    /// To whom: a rank, or the agent of the node that it runs on.
+    /// To whom: a rank, the agent of the node that it runs on, or its links to ranks of other nodes.
     #[serde(default = "rank")]
     pub target: FaultTarget,
     /// Which rank. Below the most that `gang.ranks` allows.
@@ -23,7 +23,8 @@ pub struct FaultSpec {
     /// When the rank begins this part of the step; for `evaluation` and `checkpoint`, of those that follow it.
     #[serde(default = "forward")]
     pub phase: Phase,
-    /// How long a `slow` rank does nothing. 1 to 600000.
+    /// How long a `slow` rank does nothing, a `slow` link carries little, or a `partition` keeps an agent from its server. 1 to
+    /// 600000.
     #[serde(default = "second")]
     pub milliseconds: u64,
 }

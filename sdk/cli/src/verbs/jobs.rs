@@ -95,6 +95,7 @@ fn fault(fault: &FaultView) -> String {
     let whom = match target {
         FaultTarget::Rank => format!("rank {rank}"),
         FaultTarget::Agent => format!("the agent of rank {rank}"),
+        FaultTarget::Link => format!("the links of rank {rank}"),
     };
     let what = format!("{kind} of {whom} in step {step}, {phase}");
     if fault.injected_at.is_none() {

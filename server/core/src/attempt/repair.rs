@@ -62,8 +62,19 @@ impl Attempt {
         effects: Vec<Effect>,
         at: (Terms, DateTime<Utc>),
     ) -> Stepped {
-        let lost = (self.at_fault(failure), Slots::Same);
+        let lost = (self.to_be_replaced(failure), Slots::Same);
         self.repair_or_end(lost, &failure.report, AttemptOutcome::Failed, effects, at)
+    }
+
+    /// Whose processes others take the place of. Links are at fault before the processes at their ends are: the same ranks form
+    /// a group again first.
+    fn to_be_replaced(&self, failure: &Failure) -> BTreeSet<Rank> {
+        let report = &failure.report;
+        match (is_of_links(report), self.gang.is_paid()) {
+            (true, false) => BTreeSet::new(),
+            (true, true) if verdict::culprits(report).is_empty() => self.gang.weaker_end(report),
+            (true | false, _) => self.at_fault(failure),
+        }
     }
 
     /// Whom a failure names; if nobody, the newcomers of a node that has no other ranks and could not start them.
@@ -114,7 +125,7 @@ impl Attempt {
         let may_be_repaired = self.gang.has_copies
             && is_repairable(report)
             && self.stage != Stage::Placing
-            && !lost.is_empty()
+            && (!lost.is_empty() || is_of_links(report))
             && !self.gang.is_stuck(&freed_now)
             && (!is_paid || terms.can_pay);
         if !(is_judged || may_be_repaired) || !self.gang.has_survivor(&lost) {
@@ -383,15 +394,26 @@ impl Gang {
     }
 }
 
+/// Whether it may be that nothing is wrong but what is between ranks.
+fn is_of_links(report: &FailureReport) -> bool {
+    matches!(report.code, FailureCode::LinkOrDeviceStall | FailureCode::CommError)
+}
+
 /// Whether the state is good and only processes or links are not.
 fn is_repairable(report: &FailureReport) -> bool {
     match report.code {
         FailureCode::PeerGone
         | FailureCode::NotEntered
+        | FailureCode::LinkOrDeviceStall
+        | FailureCode::CommError
         | FailureCode::NodeLost
-        | FailureCode::RendezvousTimeout => true,
+        | FailureCode::RendezvousTimeout
+        | FailureCode::ReformTimeout
+        | FailureCode::PeerUnreachable
+        | FailureCode::AbortHung => true,
         FailureCode::InterfaceUnreachable
         | FailureCode::PlanMismatch
+        | FailureCode::Mismatch
         | FailureCode::Diverged
         | FailureCode::NonFinite
         | FailureCode::GuestTrap

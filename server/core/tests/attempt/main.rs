@@ -3,6 +3,7 @@
 
 mod repair;
 mod resize;
+mod stall;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -53,6 +54,7 @@ fn placed(nodes: &[u128]) -> Attempt {
             process,
             first_generation,
             node_seen_at: DateTime::<Utc>::MAX_UTC,
+            inside: None,
         };
         (Rank(rank), member)
     });

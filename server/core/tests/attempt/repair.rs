@@ -13,7 +13,7 @@ pub(super) fn at_work(nodes: &[u128]) -> Attempt {
     attempt
 }
 
-fn next() -> Generation {
+pub(super) fn next() -> Generation {
     GENERATION.next()
 }
 

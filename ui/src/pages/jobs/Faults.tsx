@@ -44,8 +44,8 @@ export function Faults({ faults }: { faults: Fault[] }) {
 }
 
 function what({ fault }: Fault): string {
-  const whom = fault.target === "agent" ? `the agent of rank ${fault.rank}` : `rank ${fault.rank}`;
-  return `${fault.kind} ${whom}`;
+  const of = { rank: "", agent: "the agent of ", link: "the links of " }[fault.target ?? "rank"];
+  return `${fault.kind} ${of}rank ${fault.rank}`;
 }
 
 function verdict(fault: Fault): string {

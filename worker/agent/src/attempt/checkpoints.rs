@@ -161,16 +161,19 @@ async fn publish(node: &Node, fence: Fence, written: &Written) -> Result<(), Cli
     let request = PublishCheckpoint { fence, step, data_epoch, next_position, file };
     let mut acked = node.spool.acked();
     for round in 1.. {
-        let uploaded = retry::run(Policy::PATIENT, || {
-            upload(node.server.client(), fence, &path, &request.file)
+        let uploaded = retry::run(Policy::PATIENT, || async {
+            node.server.reachable().await;
+            upload(node.server.client(), fence, &path, &request.file).await
         });
         uploaded.await?;
         // The spool outlives every attempt, so the sender is there.
         drop(acked.wait_for(|acked| after_seq <= *acked).await);
         let published = retry::run(Policy::PATIENT, || {
-            let client = node.server.client();
             let request = &request;
-            async move { client.publish_checkpoint(request).await }
+            async move {
+                node.server.reachable().await;
+                node.server.client().publish_checkpoint(request).await
+            }
         });
         match published.await {
             // A chunk that was there is gone: another job's retention collected it.

@@ -92,11 +92,12 @@ enum Mode {
     Killed,
 }
 
-/// A complaint of missing ranks that waits for its cause.
+/// Complaints of missing ranks that wait for their cause.
 #[derive(Debug)]
 struct Held {
     until: Instant,
-    complaint: FailureReport,
+    /// At most one of each rank: together they may say more than the first does.
+    complaints: Vec<FailureReport>,
     /// Of ranks that left because of it.
     exits: Vec<Report>,
 }
@@ -252,8 +253,10 @@ impl Course {
     }
 
     fn hold(&mut self, complaint: FailureReport, now: Instant) {
-        if self.held.is_none() {
-            self.held = Some(Held { until: now + HOLD, complaint, exits: Vec::new() });
+        let nothing = || Held { until: now + HOLD, complaints: Vec::new(), exits: Vec::new() };
+        let held = self.held.get_or_insert_with(nothing);
+        if held.complaints.len() < self.ranks.len() {
+            held.complaints.push(complaint);
         }
     }
 
@@ -288,6 +291,9 @@ impl Course {
             self.leaving.iter().filter(|(_, at)| **at <= now).map(|(rank, _)| *rank).collect();
         for rank in overdue {
             self.leaving.remove(&rank);
+            if self.mode != Mode::Killed {
+                actions.push(Action::Report(Report::Failed(self.overstays(rank))));
+            }
             actions.push(Action::Kill(rank));
         }
         if self.kill_at.is_some_and(|at| at <= now) {
@@ -295,7 +301,7 @@ impl Course {
         }
     }
 
-    /// Reports a failure, and after it a complaint that was held: its effect.
+    /// Reports a failure, and after it complaints that were held: its effects.
     fn verdict(&mut self, report: FailureReport, actions: &mut Vec<Action>) {
         self.has_verdict = true;
         actions.push(Action::Report(Report::Failed(report)));
@@ -304,9 +310,10 @@ impl Course {
 
     /// Reports what was held back.
     fn release(&mut self, actions: &mut Vec<Action>) {
-        if let Some(Held { until: _, complaint, exits }) = self.held.take() {
+        if let Some(Held { until: _, complaints, exits }) = self.held.take() {
             self.has_verdict = true;
-            actions.push(Action::Report(Report::Failed(complaint)));
+            let complaints = complaints.into_iter().map(Report::Failed);
+            actions.extend(complaints.map(Action::Report));
             actions.extend(exits.into_iter().map(Action::Report));
         }
     }
@@ -330,6 +337,14 @@ impl Course {
         if self.ranks.values().any(Option::is_none) {
             actions.push(Action::KillAll);
         }
+    }
+
+    /// What there is to say of a rank that is killed because it has not left.
+    fn overstays(&self, rank: Rank) -> FailureReport {
+        let limit = self.graces.leave.as_secs_f64();
+        let text =
+            format!("rank {rank} did not leave within {limit:.1} s of its failure: it is killed");
+        FailureReport { rank: Some(rank), ..own_failure(FailureCode::AbortHung, text) }
     }
 
     fn kill_by(&mut self, at: Instant) {

@@ -117,7 +117,9 @@ fn a_rank_that_moves_up_takes_what_is_known_of_it_along() {
     course.step(failed(2, FailureCode::GuestTrap, &[]), now);
     let _held = course.regroup([(Rank(0), Some(Rank(1))), (Rank(1), Some(Rank(2)))]);
     let kill_at = course.deadline().expect("one of them is to leave");
-    assert_eq!(course.step(Input::Tick, kill_at), [Action::Kill(Rank(1))]);
+    let actions = course.step(Input::Tick, kill_at);
+    assert_eq!(reports(&actions), ["abort_hung", "kill one"]);
+    assert_eq!(actions[1], Action::Kill(Rank(1)));
     course.step(gone(1, exit(Some(0), None)), kill_at);
     assert_eq!(course.ending(), Some(Ending::Finished), "the other one had left already");
 }
@@ -146,6 +148,16 @@ fn a_complaint_of_another_nodes_rank_is_held_if_one_here_may_be_the_cause() {
 }
 
 #[test]
+fn complaints_that_are_held_together_are_told_together() {
+    let (mut course, now) = course(3);
+    for (by, missing) in [(0, 2), (2, 0), (1, 2), (1, 0)] {
+        assert_eq!(reports(&course.step(interrupted(by, &[missing]), now)), [""; 0]);
+    }
+    let actions = course.step(Input::Tick, now + HOLD);
+    assert_eq!(reports(&actions), ["not_entered", "not_entered", "not_entered", "interrupt"]);
+}
+
+#[test]
 fn a_complaint_that_no_death_explains_becomes_the_verdict_after_a_moment() {
     let (mut course, now) = course(2);
     course.step(failed(0, FailureCode::NotEntered, &[1]), now);
@@ -170,7 +182,9 @@ fn a_ranks_own_verdict_comes_first_and_its_exit_interrupts_the_others() {
 fn a_rank_that_stays_after_its_verdict_is_killed() {
     let (mut course, now) = course(1);
     course.step(failed(0, FailureCode::GuestTrap, &[]), now);
-    assert_eq!(course.step(Input::Tick, now + GRACES.leave), [Action::Kill(Rank(0))]);
+    let actions = course.step(Input::Tick, now + GRACES.leave);
+    assert_eq!(reports(&actions), ["abort_hung", "kill one"]);
+    assert_eq!(actions[1], Action::Kill(Rank(0)));
 }
 
 #[test]

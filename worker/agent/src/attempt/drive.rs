@@ -381,16 +381,23 @@ impl Drive {
     fn fault(&mut self, index: i32) {
         self.reporter.report(Report::FaultInjected { index, at: self.node.clock.now() });
         let planned = usize::try_from(index).ok().and_then(|index| self.chaos.get(index));
-        let signal = match planned.map(|fault| (fault.target, fault.kind)) {
-            Some((FaultTarget::Agent, FaultKind::Kill)) => Signal::KILL,
-            Some((FaultTarget::Agent, FaultKind::Freeze)) => Signal::STOP,
-            Some(_) | None => return,
+        let Some(&fault) = planned.filter(|fault| fault.target == FaultTarget::Agent) else {
+            return;
         };
         let (node, seq) = (self.node.clone(), self.reporter.newest_seq());
         self.tasks.spawn(async move {
             let mut acked = node.spool.acked();
             drop(tokio::time::timeout(FAULT_LIMIT, acked.wait_for(|acked| seq <= *acked)).await);
-            if let Err(error) = kill_process(getpid(), signal) {
+            let done = match fault.kind {
+                FaultKind::Kill => kill_process(getpid(), Signal::KILL),
+                FaultKind::Freeze => kill_process(getpid(), Signal::STOP),
+                FaultKind::Partition => {
+                    node.server.cut(Duration::from_millis(fault.milliseconds));
+                    Ok(())
+                }
+                FaultKind::Slow | FaultKind::Corrupt => Ok(()),
+            };
+            if let Err(error) = done {
                 tracing::error!(%error, "a fault could not be made to happen");
             }
         });

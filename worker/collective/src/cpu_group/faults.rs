@@ -6,7 +6,7 @@ use crate::{
     GroupError, Phase,
     control::Broken,
     error::Moment,
-    net::{EXCHANGES, MeshError},
+    net::{EXCHANGES, Mesh, MeshError},
     op::{self, Op, OpWords},
     verdict::{Verdict, mask_of, ranks_of},
 };
@@ -111,10 +111,12 @@ impl CpuGroup {
             MeshError::Gone { rank } => {
                 (Verdict::Gone { rank }, GroupError::PeerGone { rank, at: self.moment(words) })
             }
-            MeshError::Verdict(verdict) => (verdict.clone(), self.told(verdict, words, started)),
+            MeshError::Verdict(verdict) => {
+                (verdict.clone(), self.told_exchanging(verdict, words, started))
+            }
             MeshError::GivenUp => {
                 let verdict = self.control.verdict().unwrap_or(Verdict::Left { rank });
-                (verdict.clone(), self.told(verdict, words, started))
+                (verdict.clone(), self.told_exchanging(verdict, words, started))
             }
             MeshError::Garbage { rank: other, detail } => {
                 let at = self.moment(words);
@@ -156,6 +158,21 @@ impl CpuGroup {
                 self.not_entered(ranks_of(missing), words, started)
             }
             other => other.error(self.rank, || self.moment(words)),
+        }
+    }
+
+    /// The error of a rank that is told in an exchange with other nodes. If others miss this one although it has been waiting
+    /// for some itself, it says so: then it is the way between them that nothing comes through.
+    fn told_exchanging(&self, verdict: Verdict, words: OpWords, started: Instant) -> GroupError {
+        let waited_for = self.mesh.as_ref().map_or(0, Mesh::waited_for);
+        let has_waited = self.timeout / 2 <= started.elapsed();
+        match verdict {
+            Verdict::TimedOut { missing, .. }
+                if missing >> self.rank & 1 == 1 && waited_for != 0 && has_waited =>
+            {
+                self.not_entered(ranks_of(waited_for), words, started)
+            }
+            other => self.told(other, words, started),
         }
     }
 

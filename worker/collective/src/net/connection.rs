@@ -12,7 +12,7 @@ use std::{
 use lockstep_shm::Buffer;
 use snow::TransportState;
 
-use super::head::Head;
+use super::{head::Head, links::Links};
 
 /// The largest record of the Noise protocol, and what its seal takes of it.
 const RECORD_BYTES: usize = 65535;
@@ -44,6 +44,14 @@ pub(super) enum Payload {
 pub(super) struct Outgoing {
     pub(super) head: Head,
     pub(super) payload: Payload,
+    /// Whether the head has the payload's checksum.
+    pub(super) is_sealed: bool,
+}
+
+impl Outgoing {
+    pub(super) fn new(head: Head, payload: Payload) -> Self {
+        Self { head, payload, is_sealed: false }
+    }
 }
 
 /// Where the payload of a message goes.
@@ -128,6 +136,7 @@ impl Connection {
 pub(super) struct Channel {
     stream: TcpStream,
     seal: Option<Box<Seal>>,
+    links: Links,
 }
 
 /// Encryption in both directions, record by record.
@@ -151,7 +160,11 @@ impl std::fmt::Debug for Seal {
 
 impl Channel {
     /// `state`: of a finished handshake, if everything after it is to be encrypted.
-    pub(super) fn new(stream: TcpStream, state: Option<TransportState>) -> io::Result<Self> {
+    pub(super) fn new(
+        stream: TcpStream,
+        state: Option<TransportState>,
+        links: Links,
+    ) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let seal = state.map(|state| {
             Box::new(Seal {
@@ -163,7 +176,12 @@ impl Channel {
                 opened_taken: 0,
             })
         });
-        Ok(Self { stream, seal })
+        Ok(Self { stream, seal, links })
+    }
+
+    /// Faults of this link.
+    pub(super) fn links(&self) -> &Links {
+        &self.links
     }
 
     pub(super) fn stream(&self) -> &TcpStream {
@@ -176,6 +194,9 @@ impl Channel {
 
     /// Sends what it can of two pieces that follow one another.
     pub(super) fn write(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize> {
+        let granted = self.granted(first.len() + second.len())?;
+        let first = &first[..first.len().min(granted)];
+        let second = &second[..second.len().min(granted - first.len())];
         let Some(seal) = &mut self.seal else {
             return self.stream.write_vectored(&[IoSlice::new(first), IoSlice::new(second)]);
         };
@@ -193,17 +214,27 @@ impl Channel {
     /// Sends what was sealed and not taken.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         match &mut self.seal {
-            None => Ok(()),
-            Some(seal) => seal.flush(&mut self.stream),
+            Some(seal) if seal.sealed_sent < seal.sealed.len() => {
+                // A record is sent whole.
+                self.links.grant(1).ok_or(io::ErrorKind::WouldBlock)?;
+                seal.flush(&mut self.stream)
+            }
+            Some(_) | None => Ok(()),
         }
     }
 
     /// Takes what has come; 0 when the other end has closed.
     pub(super) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let granted = self.granted(into.len())?;
+        let into = &mut into[..granted];
         match &mut self.seal {
             None => self.stream.read(into),
             Some(seal) => seal.read(&mut self.stream, into),
         }
+    }
+
+    fn granted(&self, wanted: usize) -> io::Result<usize> {
+        self.links.grant(wanted).ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 }
 

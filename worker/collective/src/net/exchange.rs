@@ -52,10 +52,10 @@ impl Outbox<'_> {
     ) {
         let (exchange, op) = (self.exchange, self.op);
         let bytes = u32::try_from(bytes).expect("messages are cut far below 4 GiB");
-        let head = Head { kind, partial, exchange, op, first: first as u64, bytes };
+        let head = Head { kind, partial, exchange, op, first: first as u64, bytes, check: 0 };
         let connection = self.connections.iter_mut().find(|connection| connection.rank == to);
         let connection = connection.unwrap_or_else(|| panic!("no connection to rank {to}"));
-        connection.outgoing.push_back(Outgoing { head, payload });
+        connection.outgoing.push_back(Outgoing::new(head, payload));
     }
 }
 

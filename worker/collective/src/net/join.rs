@@ -19,6 +19,7 @@ use super::{
         HELLO_BYTES, Hello, MESSAGE_BYTES, PROOF_BYTES, STALE, STATUS_BYTES, WELCOME, handshake,
         psk,
     },
+    links::Links,
     mesh::Mesh,
 };
 use crate::{GroupError, Topology, control::Control};
@@ -50,6 +51,8 @@ pub struct Network {
     pub generation: u64,
     /// Whether everything between nodes is encrypted. It is authenticated at the beginning either way.
     pub encrypt: bool,
+    /// What is to break its links on purpose, once they are there.
+    pub links: Links,
 }
 
 /// Connects `rank` to all its neighbours. `lane`: in which of several groups. It ends early when the own node gives up.
@@ -250,7 +253,8 @@ impl Own<'_> {
     fn channel(&self, stream: TcpStream, state: TransportState) -> io::Result<Channel> {
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(None)?;
-        Channel::new(stream, self.network.encrypt.then_some(state))
+        let links = self.network.links.clone();
+        Channel::new(stream, self.network.encrypt.then_some(state), links)
     }
 
     /// Nothing, once the group cannot form any more.

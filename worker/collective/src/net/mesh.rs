@@ -76,11 +76,29 @@ pub(crate) struct Call {
 #[derive(Debug)]
 pub(crate) struct Mesh {
     connections: Vec<Connection>,
+    /// Bit r: in the last exchange something was still to come from rank r when this was last looked at.
+    waited_for: u64,
+    /// Bit r: something of the last exchange has come from rank r, so that it had entered.
+    heard: u64,
 }
 
 impl Mesh {
     pub(super) fn new(connections: Vec<Connection>) -> Self {
-        Self { connections }
+        Self { connections, waited_for: 0, heard: 0 }
+    }
+
+    /// Whom the last exchange was still waiting for, if it ended without its result.
+    pub(crate) fn waited_for(&self) -> u64 {
+        self.unheard(self.waited_for)
+    }
+
+    /// Of those that something is still to come from, the ones of whom nothing has come at all: the others may only lack what
+    /// these have not sent. All of them, if there are none such.
+    fn unheard(&self, late: u64) -> u64 {
+        match late & !self.heard {
+            0 => late,
+            unheard => unheard,
+        }
     }
 
     /// One exchange: `begin` sends what goes first.
@@ -94,6 +112,8 @@ impl Mesh {
         let Call { rank, number, op, mut deadline } = call;
         let outbox = &mut Outbox { connections: &mut self.connections, exchange: number, op };
         begin(exchange, outbox);
+        self.heard = 0;
+        self.waited_for = exchange.waits_for();
         for connection in &mut self.connections {
             connection.blocked_on = 0;
         }
@@ -104,6 +124,7 @@ impl Mesh {
                 has_moved |= self.read_all_there_is(index, call, exchange)?;
             }
             let waits_for = exchange.waits_for();
+            self.waited_for = waits_for;
             if waits_for == 0 && self.connections.iter().all(Connection::is_flushed) {
                 return Ok(());
             }
@@ -127,19 +148,27 @@ impl Mesh {
         (ranks, pause): (u64, Duration),
     ) {
         let partial = pause_units(pause);
-        self.say(Head { kind: Kind::Waiting, partial, exchange, op, first: ranks, bytes: 0 });
+        self.say(Head {
+            kind: Kind::Waiting,
+            partial,
+            exchange,
+            op,
+            first: ranks,
+            bytes: 0,
+            check: 0,
+        });
     }
 
     /// Tells everybody that this rank itself will be busy for so long at most; zero: that it no longer is.
     pub(crate) fn say_pause(&mut self, longest: Duration) {
         let (kind, partial, op) = (Kind::Waiting, pause_units(longest), [0; 2]);
-        self.say(Head { kind, partial, exchange: 0, op, first: 0, bytes: 0 });
+        self.say(Head { kind, partial, exchange: 0, op, first: 0, bytes: 0, check: 0 });
     }
 
     fn say(&mut self, head: Head) {
         for connection in &mut self.connections {
             if connection.outgoing.is_empty() {
-                connection.outgoing.push_back(Outgoing { head, payload: Payload::Nothing });
+                connection.outgoing.push_back(Outgoing::new(head, Payload::Nothing));
             }
             // A connection that is broken shows itself in the next exchange.
             drop(write_all_it_takes(connection, &mut NoNumbers));
@@ -150,13 +179,14 @@ impl Mesh {
     pub(crate) fn say_farewell(&mut self, verdict: &Verdict) {
         let text = verdict.to_text(NOTE_BYTES_CAP);
         let bytes = u32::try_from(text.len()).unwrap_or(0);
-        let head = Head { kind: Kind::Abort, partial: 0, exchange: 0, op: [0; 2], first: 0, bytes };
+        let (kind, op) = (Kind::Abort, [0; 2]);
+        let head = Head { kind, partial: 0, exchange: 0, op, first: 0, bytes, check: 0 };
         for connection in &mut self.connections {
             // In the middle of a message nothing else can be said; closing says it then.
             if connection.sent == 0 {
                 connection.outgoing.clear();
                 let payload = Payload::Bytes(text.clone());
-                connection.outgoing.push_back(Outgoing { head, payload });
+                connection.outgoing.push_back(Outgoing::new(head, payload));
             } else {
                 connection.outgoing.truncate(0);
             }
@@ -191,6 +221,7 @@ impl Mesh {
                 Advance::Moved => has_moved = true,
                 Advance::Complete(head, place) => {
                     has_moved = true;
+                    self.heard |= 1 << rank;
                     let connections = &mut self.connections;
                     let mut outbox = Outbox { connections, exchange: number, op };
                     exchange.arrived(rank, &head, place, &mut outbox);
@@ -220,7 +251,7 @@ impl Mesh {
         let late = silent & !excused.keys().fold(0, |all, rank| all | 1 << rank);
         if deadline.last <= now || (deadline.at <= now && late != 0) {
             let late = if late == 0 { silent } else { late };
-            return Err(MeshError::Silent { missing: self.blamed(late) });
+            return Err(MeshError::Silent { missing: self.blamed(self.unheard(late)) });
         }
         self.poll(now + LOOK_AROUND);
         Ok(())
@@ -252,7 +283,8 @@ impl Mesh {
         let is_open = |connection: &&Connection| {
             let can_come =
                 !connection.is_closed && !matches!(connection.incoming, Incoming::Ready(_));
-            can_come || !connection.is_flushed()
+            let is_blocked = connection.channel.links().are_blocked();
+            (can_come || !connection.is_flushed()) && !is_blocked
         };
         let mut fds: Vec<PollFd<'_>> = self
             .connections

@@ -5,6 +5,7 @@ mod exchange;
 mod handshake;
 mod head;
 mod join;
+mod links;
 mod mesh;
 mod moves;
 mod notes;
@@ -12,6 +13,7 @@ mod pump;
 mod transfer;
 
 pub use join::{Endpoint, Network};
+pub use links::Links;
 pub use moves::IN_RANK_ORDER_BYTES;
 
 pub(crate) use join::join;

@@ -62,10 +62,20 @@ pub(super) fn advance<E: Exchange>(
                 };
                 let read = connection.channel.read(&mut into[*filled..wanted]);
                 let Some(read) = came(read, rank)? else { return Ok(Advance::Blocked) };
+                connection.channel.links().carry(&mut into[*filled..*filled + read]);
                 *filled += read;
             }
             if *filled < wanted {
                 return Ok(Advance::Moved);
+            }
+            let payload = match place {
+                Place::Bytes(bytes) => &bytes[..],
+                Place::Buffer(buffer) => buffer.bytes(),
+                Place::Arena(numbers) => exchange.arena_mut(numbers.clone()),
+            };
+            if crc32fast::hash(&payload[..wanted]) != head.check {
+                let detail = "a message that was changed on its way (its checksum differs)";
+                return Err(MeshError::Garbage { rank, detail: detail.to_owned() });
             }
             let done = std::mem::replace(&mut connection.incoming, Incoming::nothing());
             let Incoming::Payload { head, place, .. } = done else { return Ok(Advance::Moved) };
@@ -172,6 +182,10 @@ pub(super) fn write_all_it_takes<E: Exchange>(
             Payload::Buffer(buffer) => buffer.bytes(),
             Payload::Arena { slot, numbers } => exchange.arena(*slot, numbers.clone()),
         };
+        if !outgoing.is_sealed {
+            outgoing.head.check = crc32fast::hash(payload);
+            outgoing.is_sealed = true;
+        }
         let head = outgoing.head.encode();
         let head_sent = connection.sent.min(Head::BYTES);
         let written =

@@ -266,7 +266,7 @@ fn a_rank_that_sends_garbage_is_named() {
         (
             {
                 let mut head = vec![0; 56];
-                head[..4].copy_from_slice(b"LKS1");
+                head[..4].copy_from_slice(b"LKS2");
                 (head[4], head[8]) = (1, 1);
                 head
             },

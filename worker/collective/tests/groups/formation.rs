@@ -139,6 +139,7 @@ fn stale_of(network: &lockstep_collective::Network) -> lockstep_collective::Netw
         listener: network.listener.try_clone().unwrap(),
         endpoints: network.endpoints.clone(),
         key: network.key.clone(),
+        links: network.links.clone(),
         ..*network
     }
 }

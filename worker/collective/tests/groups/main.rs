@@ -4,6 +4,7 @@
 mod faults;
 mod formation;
 mod harness;
+mod links;
 mod numbers;
 mod pauses;
 mod several;

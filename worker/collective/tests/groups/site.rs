@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use lockstep_collective::{Interrupt, Join, Network, Topology};
+use lockstep_collective::{Interrupt, Join, Links, Network, Topology};
 use lockstep_shm::create_group_memory;
 
 /// What the ranks of a group need to meet, each once.
@@ -17,6 +17,8 @@ pub(crate) struct Site {
     listeners: Mutex<Vec<Option<TcpListener>>>,
     pub(crate) endpoints: Vec<Vec<SocketAddr>>,
     pub(crate) encrypt: bool,
+    /// Of each rank.
+    pub(crate) links: Vec<Links>,
 }
 
 impl Site {
@@ -34,6 +36,7 @@ impl Site {
             memories: sizes.iter().map(|_| create_group_memory().unwrap()).collect(),
             endpoints: listeners.iter().map(|it| vec![it.local_addr().unwrap()]).collect(),
             listeners: Mutex::new(listeners.into_iter().map(Some).collect()),
+            links: vec![(); topology.world()].iter().map(|()| Links::default()).collect(),
             topology,
             encrypt: false,
         }
@@ -47,6 +50,7 @@ impl Site {
             key: b"a key".to_vec(),
             generation,
             encrypt: self.encrypt,
+            links: self.links[rank].clone(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What can be said about the faults that a job asks for.
 
 use super::{Check, MAX_STEPS};
-use crate::{FaultKind, FaultTarget, JobSpec, MAX_FAULTS, Phase};
+use crate::{FaultKind, FaultSpec, FaultTarget, JobSpec, MAX_FAULTS, Phase};
 
 impl Check {
     pub(super) fn chaos(&mut self, spec: &JobSpec) {
@@ -29,19 +29,26 @@ impl Check {
             self.that(is_of_a_step, &field("phase"), || {
                 format!("expected a part of a step, got {}", fault.phase)
             });
-            let is_possible = match (fault.kind, fault.target) {
-                (FaultKind::Kill | FaultKind::Freeze, _) => true,
-                (FaultKind::Slow | FaultKind::Corrupt, FaultTarget::Rank) => true,
-                (FaultKind::Slow | FaultKind::Corrupt, FaultTarget::Agent) => false,
-            };
-            self.that(is_possible, &field("target"), || {
-                format!("expected rank for {}, got {}", fault.kind, fault.target)
+            let targets = possible_targets(fault.kind);
+            self.that(targets.contains(&fault.target), &field("target"), || {
+                let targets: Vec<&str> = targets.iter().map(|target| target.as_str()).collect();
+                let (targets, FaultSpec { kind, target, .. }) = (targets.join(" or "), fault);
+                format!("expected {targets} for {kind}, got {target}")
             });
-            if fault.kind == FaultKind::Corrupt {
+            if (fault.kind, fault.target) == (FaultKind::Corrupt, FaultTarget::Rank) {
                 self.that(0 < spec.ddp.compare_every, "ddp.compare_every", || {
                     "expected above 0 where weights are corrupted, else nobody notices".to_owned()
                 });
             }
         }
+    }
+}
+
+/// To whom a fault of this kind can happen.
+fn possible_targets(kind: FaultKind) -> &'static [FaultTarget] {
+    match kind {
+        FaultKind::Kill | FaultKind::Freeze => &[FaultTarget::Rank, FaultTarget::Agent],
+        FaultKind::Slow | FaultKind::Corrupt => &[FaultTarget::Rank, FaultTarget::Link],
+        FaultKind::Partition => &[FaultTarget::Link, FaultTarget::Agent],
     }
 }

@@ -1,0 +1,118 @@
+//! Ranks that have entered a collective and hear nothing of each other: then the way between them is at fault, and none of them.
+//!
+//! Whoever waits in vain names whom it waits for, and cannot know whether that one has entered. It has, if it complains of the
+//! first one itself, in the same collective; or if its flight record says that it is inside, and its process is not stopped.
+//! Ranks that share a memory have no link between them.
+
+use std::collections::BTreeSet;
+
+use chrono::{DateTime, Utc};
+use lockstep_api::{FailureCode, FailureReport, Rank, Transport};
+
+use super::gang::{Gang, Suspect};
+use crate::verdict::{self, Failure};
+
+/// A rank's place in the order of collectives, by the last news of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inside {
+    /// The collective that it is in, and works on.
+    pub collective: i64,
+    /// When that was heard.
+    pub seen_at: DateTime<Utc>,
+}
+
+/// What a rank says that waits in vain.
+struct Complaint<'a> {
+    by: Rank,
+    missing: BTreeSet<Rank>,
+    collective: i64,
+    report: &'a FailureReport,
+}
+
+impl<'a> Complaint<'a> {
+    fn of(failure: &'a Failure) -> Option<Self> {
+        let report = &failure.report;
+        let number = |field: &str| report.evidence.get(field).and_then(serde_json::Value::as_i64);
+        if !matches!(report.code, FailureCode::NotEntered | FailureCode::PeerGone) {
+            return None;
+        }
+        Some(Self {
+            by: Rank(i32::try_from(number("by")?).ok()?),
+            missing: report.missing_ranks().collect(),
+            collective: number("collective")?,
+            report,
+        })
+    }
+}
+
+impl Gang {
+    /// Two complaints of the same collective, by either end of a way that nothing comes through.
+    pub(super) fn stall_told_by_both(&self, one: &Failure, other: &Failure) -> Option<Failure> {
+        let (one, other) = (Complaint::of(one)?, Complaint::of(other)?);
+        let ends = self.ends(&one, &other).or_else(|| self.ends(&other, &one))?;
+        Some(self.stall(&one, &ends))
+    }
+
+    /// A suspicion of ranks that are inside the collective in which they are missed.
+    pub(super) fn stall_seen(&self, suspect: &Suspect) -> Option<Failure> {
+        let complaint = Complaint::of(&suspect.failure)?;
+        let is_inside = |rank: &&Rank| {
+            let inside = self.members.get(rank).and_then(|member| member.inside);
+            inside.is_some_and(|it| {
+                it.collective == complaint.collective && suspect.since <= it.seen_at
+            })
+        };
+        let has_link = |rank: &&Rank| !self.share_memory(**rank, complaint.by);
+        let inside = complaint.missing.iter().filter(is_inside).filter(has_link);
+        let mut ends: BTreeSet<Rank> = inside.copied().collect();
+        if ends.is_empty() || ends.len() < complaint.missing.len() {
+            return None;
+        }
+        ends.insert(complaint.by);
+        Some(self.stall(&complaint, &ends))
+    }
+
+    /// The ends of the way, if `answer` comes from ranks that `accusation` is silent about hearing from, and is about those who made
+    /// it.
+    fn ends(&self, accusation: &Complaint<'_>, answer: &Complaint<'_>) -> Option<BTreeSet<Rank>> {
+        let speaks_for = |complaint: &Complaint<'_>, rank: &Rank| {
+            let is_own = complaint.by == *rank || self.share_memory(complaint.by, *rank);
+            is_own && !complaint.missing.contains(rank)
+        };
+        let is_of_one = accusation.report.code == FailureCode::NotEntered
+            && accusation.collective == answer.collective;
+        let accused = accusation.missing.iter().filter(|rank| speaks_for(answer, rank));
+        let accusers = answer.missing.iter().filter(|rank| speaks_for(accusation, rank));
+        let (accused, accusers): (BTreeSet<Rank>, BTreeSet<Rank>) =
+            (accused.copied().collect(), accusers.copied().collect());
+        let is_mutual = is_of_one && !accused.is_empty() && !accusers.is_empty();
+        is_mutual.then(|| &accused | &accusers)
+    }
+
+    fn share_memory(&self, one: Rank, other: Rank) -> bool {
+        let node = |rank| self.members.get(&rank).map(|member| member.node);
+        self.transport != Transport::Tcp && node(one) == node(other)
+    }
+
+    fn stall(&self, complaint: &Complaint<'_>, ends: &BTreeSet<Rank>) -> Failure {
+        let named: Vec<(Rank, &str)> = (ends.iter())
+            .filter_map(|rank| Some((*rank, self.members.get(rank)?.node_name.as_str())))
+            .collect();
+        let report = verdict::of_stall(&named, complaint.collective, complaint.report);
+        Failure { report, node: None }
+    }
+
+    /// Who is replaced when the same ways carry nothing twice in a row: of the ends, those on the node with the fewest ranks.
+    pub(super) fn weaker_end(&self, report: &FailureReport) -> BTreeSet<Rank> {
+        let ends: BTreeSet<Rank> = verdict::ends(report).collect();
+        let nodes = ends.iter().filter_map(|rank| self.members.get(rank)).map(|it| it.node);
+        let weaker = nodes.min_by_key(|node| (self.ranks_of(*node).len(), *node));
+        let of_weaker = |rank: &Rank| weaker.is_some_and(|node| self.ranks_of(node).contains(rank));
+        let chosen: BTreeSet<Rank> = ends.iter().copied().filter(of_weaker).collect();
+        // With all of them nobody would be left who has the state.
+        match chosen.len() < self.members.len() {
+            true => chosen,
+            false => ends.into_iter().next_back().into_iter().collect(),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Ranks that have entered a collective and hear nothing of each other.
+
+use lockstep_core::Inside;
+use serde_json::json;
+
+use super::repair::{at_work, begun, next};
+use super::*;
+
+/// Of the rank `by`, on the node of that number: it waits for `missing` in collective 41.
+fn complaint(number: u128, by: i32, missing: &[i32]) -> Event {
+    complaint_of(FailureCode::NotEntered, number, (by, 41), missing)
+}
+
+fn complaint_of(
+    code: FailureCode,
+    number: u128,
+    (by, collective): (i32, i64),
+    missing: &[i32],
+) -> Event {
+    let evidence =
+        json!({ "missing": missing, "by": by, "collective": collective, "what": "bucket 3 of 9" });
+    let rank = missing.first().copied();
+    says(number, Word::Failed(FailureReport { evidence, ..report(code, rank) }))
+}
+
+/// The codes that were filed as the verdict, with who is between.
+fn verdicts(effects: &[Effect]) -> Vec<(FailureCode, serde_json::Value)> {
+    let verdict = |effect: &Effect| match effect {
+        Effect::File { failure, standing: Standing::Verdict, .. } => {
+            Some((failure.report.code, failure.report.evidence["between"].clone()))
+        }
+        _ => None,
+    };
+    effects.iter().filter_map(verdict).collect()
+}
+
+#[test]
+fn two_nodes_that_miss_each_other_in_one_collective_blame_the_link_and_form_again() {
+    // Whichever is heard first; a rank that shares a memory with one of them speaks for it.
+    let (there, here) = (complaint(1, 0, &[2]), complaint(2, 2, &[0]));
+    let neighbour = complaint(1, 1, &[2]);
+    let orders = [
+        [there.clone(), here.clone()],
+        [here.clone(), there],
+        [neighbour.clone(), here.clone()],
+        [here, neighbour],
+    ];
+    for events in orders {
+        let [first, second] = events.map(|event| (100, event));
+        let (attempt, effects) = go(at_work(&[1, 1, 2]), &[first, second]);
+        let stall = (FailureCode::LinkOrDeviceStall, json!([0, 2]));
+        assert_eq!(verdicts(&effects), [stall]);
+        assert_eq!(attempt.gang.generation, next());
+        let processes: Vec<i32> = attempt.gang.members.values().map(|it| it.process).collect();
+        assert_eq!(processes, [0, 1, 2], "nobody is replaced");
+        assert!(matches!(begun(&effects)[..], [Effect::Begin { is_paid: false, .. }]));
+    }
+}
+
+#[test]
+fn a_link_stall_is_told_with_its_ends_and_the_collective() {
+    let events = [(100, complaint(1, 0, &[1])), (100, complaint(2, 1, &[0]))];
+    let (_, effects) = go(at_work(&[1, 2]), &events);
+    let told = effects.iter().find_map(|effect| match effect {
+        Effect::File { failure, standing: Standing::Verdict, .. } => Some(&failure.report.message),
+        _ => None,
+    });
+    assert_eq!(
+        told.unwrap(),
+        "rank 0 on node n1 and rank 1 on node n2 have entered bucket 3 of 9 (collective 41) and hear nothing of each other: the link between them or one of their devices stands still"
+    );
+}
+
+#[test]
+fn whoever_closed_the_connection_because_it_had_waited_in_vain_is_not_gone() {
+    let closed = complaint_of(FailureCode::PeerGone, 1, (0, 41), &[2]);
+    let (_, effects) = go(at_work(&[1, 1, 2]), &[(1, complaint(2, 2, &[0])), (2, closed)]);
+    assert_eq!(verdicts(&effects)[0].0, FailureCode::LinkOrDeviceStall);
+}
+
+#[test]
+fn complaints_that_are_not_of_each_other_name_who_is_missing() {
+    let missing =
+        |code, (by, collective), missing: &[i32]| complaint_of(code, 2, (by, collective), missing);
+    let answers = [
+        // Its own neighbour is missed.
+        complaint(2, 3, &[2]),
+        // Of the other end's node, but of a third rank.
+        complaint(2, 3, &[2, 0]),
+        // Another collective.
+        missing(FailureCode::NotEntered, (2, 42), &[0]),
+        // Somebody else has left.
+        missing(FailureCode::PeerGone, (2, 41), &[3]),
+    ];
+    for answer in answers {
+        let (attempt, effects) =
+            go(at_work(&[1, 1, 2, 2]), &[(100, complaint(1, 0, &[2])), (101, answer.clone())]);
+        assert_eq!(verdicts(&effects), [], "{answer:?}");
+        let (_, effects) = go(attempt, &[(5_000, Event::Tick)]);
+        assert!(effects.contains(&Effect::PromoteSuspect), "{answer:?}");
+    }
+    // Both only see that the other is gone: nobody has been silent.
+    let gone =
+        |number, by, rank: i32| complaint_of(FailureCode::PeerGone, number, (by, 41), &[rank]);
+    let (_, effects) = go(at_work(&[1, 2]), &[(1, gone(1, 0, 1)), (2, gone(2, 1, 0))]);
+    assert_eq!(verdicts(&effects), []);
+}
+
+#[test]
+fn a_rank_that_is_inside_by_fresh_news_and_runs_has_a_link_that_is_at_fault() {
+    let inside = |collective, ms| Some(Inside { collective, seen_at: at(ms) });
+    let seen = |nodes: &[u128], inside| {
+        let (mut attempt, _) = go(at_work(nodes), &[(100, complaint(1, 0, &[1]))]);
+        attempt.gang.members.get_mut(&Rank(1)).unwrap().inside = inside;
+        go(attempt, &[(5_000, Event::Tick)]).1
+    };
+    let stall = (FailureCode::LinkOrDeviceStall, json!([0, 1]));
+    assert_eq!(verdicts(&seen(&[1, 2], inside(41, 100))), [stall]);
+    for (nodes, inside) in [
+        // Old news, an earlier collective, none, and ranks that have no link.
+        ([1, 2], inside(41, 99)),
+        ([1, 2], inside(40, 100)),
+        ([1, 2], None),
+        ([1, 1], inside(41, 100)),
+    ] {
+        assert_eq!(seen(&nodes, inside)[0], Effect::PromoteSuspect, "{inside:?}");
+    }
+}
+
+#[test]
+fn a_link_that_fails_twice_in_a_row_costs_a_retry_and_the_end_with_fewer_ranks() {
+    let events = [(100, complaint(1, 0, &[2])), (100, complaint(2, 2, &[0]))];
+    let (attempt, _) = go(at_work(&[1, 1, 2]), &events);
+    let under = |event: Event| match event {
+        Event::Said { node, word, .. } => Event::Said { node, generation: next(), word },
+        other => other,
+    };
+    let again = events.map(|(ms, event)| (ms + 100, under(event)));
+    let (attempt, effects) = go(attempt, &again);
+    let is_paid = |it: &Effect| matches!(it, Effect::Begin { is_paid: true, .. });
+    assert!(effects.iter().any(is_paid), "{effects:?}");
+    let processes: Vec<i32> = attempt.gang.members.values().map(|it| it.process).collect();
+    assert_eq!(processes, [0, 1, 3]);
+}
+
+#[test]
+fn a_message_that_was_changed_on_its_way_is_the_verdict_and_nobody_is_replaced() {
+    let changed = complaint_of(FailureCode::CommError, 1, (0, 41), &[1]);
+    let (attempt, effects) = go(at_work(&[1, 2]), &[(1, changed)]);
+    assert_eq!(verdicts(&effects)[0].0, FailureCode::CommError);
+    let processes: Vec<i32> = attempt.gang.members.values().map(|it| it.process).collect();
+    assert_eq!((processes, attempt.gang.generation), (vec![0, 1], next()));
+}
