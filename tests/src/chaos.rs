@@ -90,7 +90,7 @@ impl Dice {
             }
             // Behind the last step too little travels for every link to have a part in it; and whoever has left hears of nothing.
             (_, FaultTarget::Link | FaultTarget::Agent) => {
-                step = Step(step.0.min(STEPS - EPOCH - 1));
+                step = Step(step.0 % (STEPS - EPOCH));
             }
             (_, FaultTarget::Rank) => {}
         }

@@ -8,7 +8,7 @@ use std::{
 use anyhow::ensure;
 use lockstep_bench_ranks::{RankArguments, milliseconds, serve, take_core};
 use lockstep_collective::{
-    Bucket, CpuGroup, Dtype, Formed, Interrupt, Join, Network, OwnArena, Plan, PlanParam,
+    Bucket, CpuGroup, Dtype, Formed, Interrupt, Join, Links, Network, OwnArena, Plan, PlanParam,
     ProcessGroup as _, ReduceOp, Span, SumOrder, Topology, What as Collective,
 };
 
@@ -74,6 +74,7 @@ impl Timed {
                 key: b"of this benchmark".to_vec(),
                 generation: 1,
                 encrypt: false,
+                links: Links::default(),
             }),
         };
         let join = Join {

@@ -36,7 +36,7 @@ use crate::verdict::{self, Failure, Grade, Standing};
 use repair::Slots;
 
 pub use gang::{Gang, Member, Place, Readiness, Suspect};
-pub use stall::Inside;
+pub use stall::News;
 pub use words::{Effect, Event, NewSlot, NodeLoss, Replacement, Seated, StepError, Word};
 
 /// How many times the grace of a stop nodes may take, once all ranks have left, to publish the last checkpoint.
@@ -449,7 +449,8 @@ impl Attempt {
                     false => terms.timeouts.snapshot(),
                 });
                 let is_due = |suspect: &Suspect| {
-                    suspect.since + window <= now && self.gang.can_judge(suspect)
+                    let is_over = suspect.since + window <= now || self.gang.is_clear(suspect);
+                    is_over && self.gang.can_judge(suspect)
                 };
                 if self.gang.suspect.as_ref().is_some_and(is_due) {
                     return self.promote(vec![], (terms, now));

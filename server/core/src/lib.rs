@@ -15,7 +15,7 @@ pub mod retry;
 pub mod verdict;
 
 pub use attempt::{
-    Attempt, Effect, Event, Gang, Inside, Member, NewSlot, NodeLoss, Place, Readiness, Replacement,
+    Attempt, Effect, Event, Gang, Member, NewSlot, News, NodeLoss, Place, Readiness, Replacement,
     Seated, Stage, StepError, Suspect, Terms, Word,
 };
 pub use job::{Job, JobEffect, JobEvent, JobStepError, RetryBudget};

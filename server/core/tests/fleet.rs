@@ -220,7 +220,7 @@ impl Fleet {
                 first_generation,
                 // Nobody is silent here for so long that it matters.
                 node_seen_at: DateTime::<Utc>::MAX_UTC,
-                inside: None,
+                news: None,
             };
             (*rank, member)
         });

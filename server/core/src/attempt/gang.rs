@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use chrono::{DateTime, Utc};
 use lockstep_api::{Generation, NodeId, Rank, RankCount, Transport};
 
-use super::stall::Inside;
+use super::stall::News;
 use super::words::{Effect, Seated};
 use crate::placement::memory_indices;
 use crate::verdict::{self, Failure};
@@ -61,8 +61,8 @@ pub struct Member {
     pub first_generation: Generation,
     /// When its node was last heard.
     pub node_seen_at: DateTime<Utc>,
-    /// In which collective it is; absent while it is in none, its process is stopped or nothing is known.
-    pub inside: Option<Inside>,
+    /// What was last heard of it under the present generation.
+    pub news: Option<News>,
 }
 
 /// What a rank needs before it can be started, if it is to meet ranks that share no memory with it.

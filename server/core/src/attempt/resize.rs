@@ -53,7 +53,7 @@ impl Member {
             process,
             first_generation: generation,
             node_seen_at: now,
-            inside: None,
+            news: None,
         }
     }
 }

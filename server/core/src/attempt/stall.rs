@@ -12,13 +12,15 @@ use lockstep_api::{FailureCode, FailureReport, Rank, Transport};
 use super::gang::{Gang, Suspect};
 use crate::verdict::{self, Failure};
 
-/// A rank's place in the order of collectives, by the last news of it.
+/// What was last heard of a rank from its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Inside {
-    /// The collective that it is in, and works on.
-    pub collective: i64,
-    /// When that was heard.
+pub struct News {
+    /// When.
     pub seen_at: DateTime<Utc>,
+    /// Whether its process is stopped.
+    pub is_stopped: bool,
+    /// The collective that it is in; absent while it is in none.
+    pub inside: Option<i64>,
 }
 
 /// What a rank says that waits in vain.
@@ -57,10 +59,8 @@ impl Gang {
     pub(super) fn stall_seen(&self, suspect: &Suspect) -> Option<Failure> {
         let complaint = Complaint::of(&suspect.failure)?;
         let is_inside = |rank: &&Rank| {
-            let inside = self.members.get(rank).and_then(|member| member.inside);
-            inside.is_some_and(|it| {
-                it.collective == complaint.collective && suspect.since <= it.seen_at
-            })
+            let runs_inside = |it: News| !it.is_stopped && it.inside == Some(complaint.collective);
+            self.news_since(suspect, **rank).is_some_and(runs_inside)
         };
         let has_link = |rank: &&Rank| !self.share_memory(**rank, complaint.by);
         let inside = complaint.missing.iter().filter(is_inside).filter(has_link);
@@ -70,6 +70,21 @@ impl Gang {
         }
         ends.insert(complaint.by);
         Some(self.stall(&complaint, &ends))
+    }
+
+    /// Whether news of all ranks that are missed, younger than the suspicion, says why: nothing else needs to be waited for.
+    pub(super) fn is_clear(&self, suspect: &Suspect) -> bool {
+        let named = verdict::culprits(&suspect.failure.report);
+        let is_stopped =
+            |rank: &Rank| self.news_since(suspect, *rank).is_some_and(|it| it.is_stopped);
+        let all_stopped = !named.is_empty() && named.iter().all(is_stopped);
+        suspect.failure.report.code == FailureCode::NotEntered
+            && (all_stopped || self.stall_seen(suspect).is_some())
+    }
+
+    fn news_since(&self, suspect: &Suspect, rank: Rank) -> Option<News> {
+        let news = self.members.get(&rank).and_then(|member| member.news);
+        news.filter(|it| suspect.since <= it.seen_at)
     }
 
     /// The ends of the way, if `answer` comes from ranks that `accusation` is silent about hearing from, and is about those who made

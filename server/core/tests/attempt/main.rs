@@ -54,7 +54,7 @@ fn placed(nodes: &[u128]) -> Attempt {
             process,
             first_generation,
             node_seen_at: DateTime::<Utc>::MAX_UTC,
-            inside: None,
+            news: None,
         };
         (Rank(rank), member)
     });

@@ -1,6 +1,6 @@
 //! Ranks that have entered a collective and hear nothing of each other.
 
-use lockstep_core::Inside;
+use lockstep_core::News;
 use serde_json::json;
 
 use super::repair::{at_work, begun, next};
@@ -108,23 +108,43 @@ fn complaints_that_are_not_of_each_other_name_who_is_missing() {
 
 #[test]
 fn a_rank_that_is_inside_by_fresh_news_and_runs_has_a_link_that_is_at_fault() {
-    let inside = |collective, ms| Some(Inside { collective, seen_at: at(ms) });
-    let seen = |nodes: &[u128], inside| {
-        let (mut attempt, _) = go(at_work(nodes), &[(100, complaint(1, 0, &[1]))]);
-        attempt.gang.members.get_mut(&Rank(1)).unwrap().inside = inside;
-        go(attempt, &[(5_000, Event::Tick)]).1
+    let inside = |collective, ms| {
+        Some(News { seen_at: at(ms), is_stopped: false, inside: Some(collective) })
     };
-    let stall = (FailureCode::LinkOrDeviceStall, json!([0, 1]));
-    assert_eq!(verdicts(&seen(&[1, 2], inside(41, 100))), [stall]);
-    for (nodes, inside) in [
+    let seen = |nodes: &[u128], news| {
+        let (mut attempt, _) = go(at_work(nodes), &[(100, complaint(1, 0, &[1]))]);
+        attempt.gang.members.get_mut(&Rank(1)).unwrap().news = news;
+        let (_, soon) = go(attempt.clone(), &[(101, Event::Tick)]);
+        (soon, go(attempt, &[(5_000, Event::Tick)]).1)
+    };
+    let (soon, _) = seen(&[1, 2], inside(41, 100));
+    assert_eq!(verdicts(&soon), [(FailureCode::LinkOrDeviceStall, json!([0, 1]))]);
+    for (nodes, news) in [
         // Old news, an earlier collective, none, and ranks that have no link.
         ([1, 2], inside(41, 99)),
         ([1, 2], inside(40, 100)),
         ([1, 2], None),
         ([1, 1], inside(41, 100)),
     ] {
-        assert_eq!(seen(&nodes, inside)[0], Effect::PromoteSuspect, "{inside:?}");
+        let (soon, late) = seen(&nodes, news);
+        assert_eq!((soon, &late[0]), (vec![], &Effect::PromoteSuspect), "{news:?}");
     }
+}
+
+#[test]
+fn a_rank_whose_process_is_stopped_by_fresh_news_is_named_at_once() {
+    let (mut attempt, _) = go(at_work(&[1, 2]), &[(100, complaint(1, 0, &[1]))]);
+    for (ms, is_due) in [(99, false), (100, true)] {
+        let news = News { seen_at: at(ms), is_stopped: true, inside: Some(41) };
+        attempt.gang.members.get_mut(&Rank(1)).unwrap().news = Some(news);
+        let (_, effects) = go(attempt.clone(), &[(101, Event::Tick)]);
+        assert_eq!(effects.first() == Some(&Effect::PromoteSuspect), is_due);
+    }
+    // Others who say that it has left do not say that it is silent.
+    let gone = complaint_of(FailureCode::PeerGone, 1, (0, 41), &[1]);
+    let (mut other, _) = go(at_work(&[1, 2]), &[(100, gone)]);
+    other.gang.members.get_mut(&Rank(1)).unwrap().news = attempt.gang.members[&Rank(1)].news;
+    assert_eq!(go(other, &[(101, Event::Tick)]).1, []);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use lockstep_api::{
     AttemptId, AttemptOutcome, AttemptState, CheckpointId, Fence, Generation, JobId, NodeId, Phase,
     ProjectId, Rank, RankCount, RankExit, RankPosition, Step, Transport,
 };
-use lockstep_core::{Attempt, Gang, Inside, Member, Place, Placed, Readiness, SlotKey, Stage};
+use lockstep_core::{Attempt, Gang, Member, News, Place, Placed, Readiness, SlotKey, Stage};
 use sqlx::types::Uuid;
 use sqlx::{PgConnection, query, query_scalar};
 
@@ -181,9 +181,8 @@ async fn members(
             first_generation AS "first_generation: Generation",
             node.last_seen_at AS node_seen_at,
             closed_at IS NOT NULL   AS "is_closed!",
-            CASE WHEN last_left < last_entered AND NOT is_stopped AND phase <> 'recovering'
-                 THEN last_entered END AS inside,
-            seen_at, process, exit_code, signal, finished_at, released_at
+            CASE WHEN last_left < last_entered AND phase <> 'recovering' THEN last_entered END AS inside,
+            is_stopped, seen_at, process, exit_code, signal, finished_at, released_at
         FROM group_member JOIN node USING (node_id)
         JOIN attempt USING (attempt_id)
         JOIN group_generation AS g USING (attempt_id, generation)
@@ -204,8 +203,8 @@ async fn members(
             (Some(_), None, ..) => Place::Gone,
         };
         let readiness = Readiness { listens: row.listens, is_prepared: row.is_prepared };
-        let inside = row.inside.zip(row.seen_at);
-        let inside = inside.map(|(collective, seen_at)| Inside { collective, seen_at });
+        let (is_stopped, inside) = (row.is_stopped, row.inside);
+        let news = row.seen_at.map(|seen_at| News { seen_at, is_stopped, inside });
         let member = Member {
             node: row.node_id,
             node_name: row.node_name,
@@ -214,7 +213,7 @@ async fn members(
             process: row.process,
             first_generation: row.first_generation,
             node_seen_at: row.node_seen_at,
-            inside,
+            news,
         };
         members.entry(row.attempt_id).or_default().insert(row.rank, member);
     }

@@ -1094,7 +1094,7 @@ export interface components {
             sequence: number;
             /**
              * Format: int64
-             * @description How long the first rank has been in it, milliseconds.
+             * @description How long the first rank had been in it when something was last heard, milliseconds.
              */
             waited_ms: number;
             /** @description What it is, for people: `bucket 3 of 9`. */
@@ -2580,7 +2580,7 @@ export interface components {
             phase?: components["schemas"]["Phase"] | null;
             /**
              * Format: int64
-             * @description For how long, milliseconds.
+             * @description For how long when this was heard, milliseconds.
              */
             phase_ms?: number | null;
             /**
@@ -2600,7 +2600,7 @@ export interface components {
             step?: components["schemas"]["Step"] | null;
             /**
              * Format: int64
-             * @description How long it has been in that collective, milliseconds; absent when it is in none.
+             * @description How long it had been in that collective when this was heard, milliseconds; absent when it is in none.
              */
             waited_ms?: number | null;
             /** @description What `entered` is. */
