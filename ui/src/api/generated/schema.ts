@@ -1431,7 +1431,7 @@ export interface components {
          * @description What broke: the code of a verdict.
          * @enum {string}
          */
-        FailureCode: "peer_gone" | "not_entered" | "node_lost" | "rendezvous_timeout" | "interface_unreachable" | "plan_mismatch" | "diverged" | "non_finite" | "guest_trap" | "guest_time_limit" | "guest_memory_limit" | "guest_stack_overflow" | "guest_output_limit" | "guest_shape" | "guest_error" | "prepare_failed" | "checkpoint_failed" | "heal_failed" | "rank_error";
+        FailureCode: "peer_gone" | "not_entered" | "node_lost" | "rendezvous_timeout" | "interface_unreachable" | "plan_mismatch" | "diverged" | "non_finite" | "guest_trap" | "guest_time_limit" | "guest_memory_limit" | "guest_stack_overflow" | "guest_output_limit" | "guest_shape" | "guest_error" | "prepare_failed" | "checkpoint_failed" | "heal_failed" | "out_of_memory" | "rank_error";
         /**
          * Format: uuid
          * @description One verdict on something that broke.
@@ -2614,6 +2614,11 @@ export interface components {
              * @description Exit code, if it exited.
              */
             code?: number | null;
+            /**
+             * Format: int32
+             * @description Memory, MiB, that the job's ranks on the node have together, if the kernel ended this one because they used more.
+             */
+            exceeded_memory_mib?: number | null;
             /** @description Phase in its flight record. */
             phase: components["schemas"]["Phase"];
             /**
