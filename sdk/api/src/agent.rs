@@ -409,6 +409,19 @@ pub struct RankExit {
     pub phase: Phase,
     /// Step in its flight record.
     pub step: Step,
+    /// Memory, MiB, that the job's ranks on the node have together, if the kernel ended this one because they used more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exceeded_memory_mib: Option<u32>,
+}
+
+impl RankExit {
+    /// What a rank that was ended for want of memory is told of: `the job's ranks there used more than …`.
+    pub fn over_memory(&self) -> Option<String> {
+        let mib = self.exceeded_memory_mib?;
+        Some(format!(
+            "the job's ranks there used more than their {mib} MiB of memory (gang.slot.memory_mib)"
+        ))
+    }
 }
 
 /// What broke, as seen on the node.

@@ -148,6 +148,8 @@ labels! {
         CheckpointFailed = "checkpoint_failed",
         /// No rank that was left had the state that the new ones need.
         HealFailed = "heal_failed",
+        /// The job's ranks on a node used more memory than their slots have.
+        OutOfMemory = "out_of_memory",
         /// A rank ended with an error that has no code of its own.
         RankError = "rank_error",
     }
@@ -288,6 +290,7 @@ impl FailureCode {
             | Self::GuestOutputLimit
             | Self::GuestShape
             | Self::GuestError
+            | Self::OutOfMemory
             | Self::RankError => Blame::User,
         }
     }

@@ -84,6 +84,7 @@ pub fn grade(report: &FailureReport) -> Grade {
         | FailureCode::PrepareFailed
         | FailureCode::CheckpointFailed
         | FailureCode::HealFailed
+        | FailureCode::OutOfMemory
         | FailureCode::RankError => Grade::Cause,
     }
 }
@@ -105,6 +106,7 @@ pub fn could_be_caused_by(symptom: &FailureReport, death: &FailureReport) -> boo
 /// The failure of a rank whose process left in another way than it should have.
 pub fn of_exit(rank: Rank, node_name: &str, exit: RankExit) -> FailureReport {
     let code = match exit {
+        RankExit { exceeded_memory_mib: Some(_), .. } => FailureCode::OutOfMemory,
         RankExit { signal: Some(_), .. } => FailureCode::PeerGone,
         RankExit { code: Some(AGENT_GONE_STATUS), .. } => FailureCode::PeerGone,
         RankExit { .. } => FailureCode::RankError,
@@ -122,7 +124,8 @@ pub fn of_exit(rank: Rank, node_name: &str, exit: RankExit) -> FailureReport {
 
 /// A node's own report of a rank that is gone, told like those of the server: with the node's name.
 pub fn with_node_name(mut report: FailureReport, node_name: &str) -> FailureReport {
-    if let (FailureCode::PeerGone, Some(rank), Some(exit)) = (report.code, report.rank, report.exit)
+    if let (FailureCode::PeerGone | FailureCode::OutOfMemory, Some(rank), Some(exit)) =
+        (report.code, report.rank, report.exit)
     {
         report.message = exit_sentence(rank, node_name, exit);
     }
@@ -206,7 +209,9 @@ pub fn exit_sentence(rank: Rank, node_name: &str, exit: RankExit) -> String {
         RankExit { code: Some(code), .. } => format!("left with exit status {code}"),
         RankExit { .. } => "is gone".to_owned(),
     };
-    format!("rank {rank} on node {node_name} {how} in step {}, phase {}", exit.step, exit.phase)
+    let RankExit { step, phase, .. } = exit;
+    let why = exit.over_memory().map(|why| format!(": {why},")).unwrap_or_default();
+    format!("rank {rank} on node {node_name} {how}{why} in step {step}, phase {phase}")
 }
 
 /// A signal's name on Linux.
@@ -256,7 +261,8 @@ mod tests {
     use super::*;
 
     fn exit(code: Option<i32>, signal: Option<i32>) -> RankExit {
-        RankExit { code, signal, phase: Phase::Backward, step: Step(12) }
+        let (phase, step) = (Phase::Backward, Step(12));
+        RankExit { code, signal, phase, step, exceeded_memory_mib: None }
     }
 
     #[test]
@@ -267,6 +273,22 @@ mod tests {
             "rank 1 on node alpha was ended by SIGKILL (9) in step 12, phase backward"
         );
         assert_eq!((report.code, grade(&report)), (FailureCode::PeerGone, Grade::Cause));
+    }
+
+    #[test]
+    fn a_death_for_want_of_memory_is_the_jobs_fault_and_says_how_much_it_had() {
+        let killed = RankExit { exceeded_memory_mib: Some(1024), ..exit(None, Some(9)) };
+        let report = of_exit(Rank(1), "alpha", killed);
+        assert_eq!(
+            report.message,
+            "rank 1 on node alpha was ended by SIGKILL (9): the job's ranks there used more than their 1024 MiB of \
+             memory (gang.slot.memory_mib), in step 12, phase backward"
+        );
+        assert_eq!((report.code, grade(&report)), (FailureCode::OutOfMemory, Grade::Cause));
+        assert_eq!(report.code.blame(), lockstep_api::Blame::User);
+        let mut told = report.clone();
+        told.message = "in the agent's words".to_owned();
+        assert_eq!(with_node_name(told, "alpha"), report);
     }
 
     #[test]

@@ -412,7 +412,13 @@ impl Fleet {
 fn exit(rank: Rank, code: Option<i32>, signal: Option<i32>) -> Word {
     Word::RankExited {
         process: rank.0,
-        exit: RankExit { code, signal, phase: Phase::Forward, step: Step(3) },
+        exit: RankExit {
+            code,
+            signal,
+            phase: Phase::Forward,
+            step: Step(3),
+            exceeded_memory_mib: None,
+        },
     }
 }
 

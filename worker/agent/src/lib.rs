@@ -7,6 +7,7 @@
 mod attempt;
 mod cache;
 mod config;
+mod control_group;
 mod fetch;
 mod files;
 mod folder;
@@ -20,6 +21,7 @@ mod session;
 mod ship;
 mod spawn;
 mod spool;
+mod tree;
 
 pub use config::Config;
 pub use run::run;

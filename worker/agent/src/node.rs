@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::cache::Cache;
+use crate::control_group::ControlGroups;
 use crate::network::Reach;
 use crate::spawn::Spawner;
 use crate::spool::Spool;
@@ -22,6 +23,7 @@ pub(crate) struct Node {
     pub(crate) spool: Spool,
     pub(crate) cache: Arc<Cache>,
     pub(crate) spawner: Spawner,
+    pub(crate) control_groups: ControlGroups,
     pub(crate) clock: Clock,
     pub(crate) places: Places,
     pub(crate) reach: Reach,

@@ -16,14 +16,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
 use crate::config::Config;
+use crate::control_group::ControlGroups;
 use crate::files::{lock_folder, private_folder, remove_folder};
 use crate::identity::Identity;
 use crate::inventory::inventory;
 use crate::network::{Reach, host_identity};
-use crate::node::{Node, Places, Server};
+use crate::node::{Node, Places, Server, blocking};
 use crate::session::{Living, Session, heartbeats, polls, withdraw};
 use crate::ship::{settle, ship};
-use crate::spawn::Spawner;
+use crate::spawn::{Spawner, try_group};
 use crate::spool::{SPOOL_CAP_BYTES, Spool};
 use lockstep_service::chain;
 
@@ -41,6 +42,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     private_folder(&data)?;
     let _lock = lock_folder(&data)?;
     let places = make_places(&config, &data)?;
+    let control_groups = find_control_groups(&data, places.rank_binary.clone()).await?;
     let clock = Clock::system();
     let shutdown = Shutdown::new();
     let cache_bytes = config.cache_mib.saturating_mul(1 << 20);
@@ -64,6 +66,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         spool,
         cache,
         spawner: Spawner::start()?,
+        control_groups,
         clock,
         places,
         reach,
@@ -217,8 +220,7 @@ impl Joiner {
 fn make_places(config: &Config, data: &Utf8Path) -> anyhow::Result<Places> {
     let base = config.runtime_base();
     private_folder(&base)?;
-    // One agent a data folder, so one name a data folder.
-    let name = &Digest::of(data.as_str().as_bytes()).hex()[..12].to_owned();
+    let name = short_name(data);
     let places = Places {
         rank_binary: config.rank_binary()?,
         attempts: data.join("attempts"),
@@ -232,6 +234,26 @@ fn make_places(config: &Config, data: &Utf8Path) -> anyhow::Result<Places> {
         private_folder(folder)?;
     }
     Ok(places)
+}
+
+/// What is permitted here is known once a process was started in a group: the program that ranks run, which is there.
+async fn find_control_groups(
+    data: &Utf8Path,
+    rank_binary: Utf8PathBuf,
+) -> anyhow::Result<ControlGroups> {
+    let name = format!("lockstep-{}", short_name(data));
+    let record = data.join("control-groups");
+    blocking(move || {
+        ControlGroups::set_up(&name, &record, |group| {
+            try_group(&rank_binary, &["--version"], group.entrances()?)
+        })
+    })
+    .await
+}
+
+/// One agent a data folder, so one name a data folder.
+fn short_name(data: &Utf8Path) -> String {
+    Digest::of(data.as_str().as_bytes()).hex()[..12].to_owned()
 }
 
 fn absolute(path: &Utf8Path) -> anyhow::Result<Utf8PathBuf> {

@@ -14,20 +14,16 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::Duration;
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use lockstep_api::RANK_ENVIRONMENT;
 use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
-
-/// How often it is looked whether what a rank left behind is gone, and after how long of that somebody is told.
-const LEFTOVER_LOOK: Duration = Duration::from_millis(5);
-const LEFTOVER_WARNING: Duration = Duration::from_secs(5);
 
 /// What to start.
 #[derive(Debug)]
@@ -47,6 +43,8 @@ pub(crate) struct Inherited {
     pub(crate) memory_index: usize,
     /// A listening socket, closed on exec. The agent's own copy goes once the process was started.
     pub(crate) listener: Option<OwnedFd>,
+    /// Its control group, by the files into which it has to write before it runs. Closed on exec.
+    pub(crate) entrances: Vec<OwnedFd>,
     /// Whether the process runs already.
     pub(crate) is_running: bool,
 }
@@ -124,7 +122,7 @@ fn start_gang(wanted: GangCommand) -> io::Result<Gang> {
     let GangCommand { program, args, folder, members } = wanted;
     let mut memories: BTreeMap<usize, Arc<OwnedFd>> = BTreeMap::new();
     let mut started = Vec::with_capacity(members.len());
-    for Inherited { memory_index, listener, is_running } in members {
+    for Inherited { memory_index, listener, entrances, is_running } in members {
         let memory = match memories.entry(memory_index) {
             Entry::Occupied(entry) => entry.get().clone(),
             Entry::Vacant(entry) => entry.insert(Arc::new(new_memory()?)).clone(),
@@ -137,10 +135,36 @@ fn start_gang(wanted: GangCommand) -> io::Result<Gang> {
         let listener_fd = listener.as_ref().map(|socket| socket.as_raw_fd());
         let mut command = Command::new(&program);
         command.args(&args).current_dir(&folder);
-        let child = start_one(command, memory, listener)?;
+        let child = start_one(command, memory, (listener, entrances))?;
         started.push(Joined::Started { child, group_fd, listener_fd });
     }
     Ok(Gang { members: started })
+}
+
+/// Moves this process into the control groups with these entrances. What is safe between fork and exec is all it does.
+fn enter_groups(entrances: &[OwnedFd]) -> io::Result<()> {
+    for entrance in entrances {
+        rustix::io::write(entrance, b"0")?;
+    }
+    Ok(())
+}
+
+/// Starts a program in a control group, as ranks are started, and waits for it.
+///
+/// # Errors
+/// When it cannot be started there.
+pub(crate) fn try_group(
+    program: &Utf8Path,
+    args: &[&str],
+    entrances: Vec<OwnedFd>,
+) -> io::Result<()> {
+    let mut command = std::process::Command::new(program);
+    command.args(args).env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // SAFETY: as in `start_one`; it writes to descriptors that are only read.
+    unsafe {
+        command.pre_exec(move || enter_groups(&entrances));
+    }
+    command.status().map(drop)
 }
 
 fn new_memory() -> io::Result<OwnedFd> {
@@ -152,7 +176,7 @@ fn new_memory() -> io::Result<OwnedFd> {
 fn start_one(
     mut command: Command,
     memory: Arc<OwnedFd>,
-    listener: Option<OwnedFd>,
+    (listener, entrances): (Option<OwnedFd>, Vec<OwnedFd>),
 ) -> io::Result<Child> {
     command
         .env_clear()
@@ -164,7 +188,7 @@ fn start_one(
         .kill_on_drop(true);
     let agent = getpid();
     // SAFETY: `pre_exec` requires that the closure does only what is safe between fork and exec in a program with
-    // many threads: no allocation, no lock. It makes four system calls (rustix issues them directly, without
+    // many threads: no allocation, no lock. It makes a few system calls (rustix issues them directly, without
     // libc) and builds errors from their numbers; the captured descriptors are only read.
     unsafe {
         command.pre_exec(move || {
@@ -173,6 +197,7 @@ fn start_one(
             if getppid() != Some(agent) {
                 return Err(rustix::io::Errno::SRCH.into());
             }
+            enter_groups(&entrances)?;
             fcntl_setfd(&*memory, FdFlags::empty())?;
             if let Some(listener) = &listener {
                 fcntl_setfd(listener, FdFlags::empty())?;
@@ -183,54 +208,17 @@ fn start_one(
     command.spawn()
 }
 
-/// Kills every process of a rank's group. One that is gone already is fine.
-pub(crate) fn kill_group(leader: Pid) {
-    match rustix::process::kill_process_group(leader, Signal::KILL) {
-        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-        Err(error) => tracing::error!(pid = leader.as_raw_pid(), %error, "cannot kill a rank"),
-    }
-}
-
-/// Kills what a rank that is gone has left behind, and comes back once none of its group lives: only then is its slot free.
-pub(crate) async fn end_group(leader: Pid) {
-    let mut warned_at = tokio::time::Instant::now();
-    while group_lives(leader) {
-        kill_group(leader);
-        if warned_at.elapsed() >= LEFTOVER_WARNING {
-            warned_at = tokio::time::Instant::now();
-            tracing::warn!(
-                pid = leader.as_raw_pid(),
-                "what a rank started does not die; its slot is held"
-            );
-        }
-        // Of processes that are not its children the kernel tells nobody.
-        tokio::time::sleep(LEFTOVER_LOOK).await;
-    }
-}
-
-/// Whether a process of the group, whose leader has been reaped, is there that is not merely waiting to be reaped as well.
-fn group_lives(leader: Pid) -> bool {
-    // The kernel gives a number to another process only once nothing is left of its group.
-    if std::fs::exists(format!("/proc/{}", leader.as_raw_pid())).unwrap_or(false) {
-        return false;
-    }
-    let Ok(processes) = std::fs::read_dir("/proc") else { return false };
-    let is_of_group = |entry: std::fs::DirEntry| {
-        let text = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-        // The name in parentheses may hold anything, parentheses included.
-        let mut fields = text.rsplit_once(')')?.1.split_whitespace();
-        let (state, _parent, group) = (fields.next()?, fields.next()?, fields.next()?);
-        Some(!matches!(state, "Z" | "X") && group.parse() == Ok(leader.as_raw_pid()))
-    };
-    processes.flatten().any(|entry| is_of_group(entry) == Some(true))
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead as _, BufReader, Write as _};
+    use std::time::Duration;
+
+    use rustix::process::Pid;
 
     use super::*;
     use crate::attempt::process_state;
+    use crate::control_group::RankGroup;
+    use crate::tree::{Tree, living_members};
 
     const LIMIT: Duration = Duration::from_secs(20);
 
@@ -244,7 +232,12 @@ mod tests {
     }
 
     fn members(count: usize) -> Vec<Inherited> {
-        let new = || Inherited { memory_index: 0, listener: None, is_running: false };
+        let new = || Inherited {
+            memory_index: 0,
+            listener: None,
+            entrances: Vec::new(),
+            is_running: false,
+        };
         (0..count).map(|_| new()).collect()
     }
 
@@ -253,6 +246,15 @@ mod tests {
             Joined::Started { child, .. } => child,
             Joined::Running { .. } => panic!("it was to be started"),
         }
+    }
+
+    /// Without a control group.
+    fn tree(child: &Child) -> Tree {
+        Tree::new(leader(child), RankGroup::default())
+    }
+
+    fn leader(child: &Child) -> Pid {
+        Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap()
     }
 
     async fn until_gone(pid: i32) {
@@ -279,7 +281,7 @@ mod tests {
         let stderr = child.stderr.take().unwrap().into_owned_fd().unwrap();
         let grandchild =
             tokio::task::spawn_blocking(|| number(std::fs::File::from(stderr))).await.unwrap();
-        kill_group(Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap());
+        tree(&child).kill();
         child.wait().await.unwrap();
         until_gone(grandchild).await;
     }
@@ -292,15 +294,16 @@ mod tests {
             "sh -c 'trap \"\" TERM HUP; echo $$ >&2; sleep 1000; sleep 1000' & read line; exit 0";
         let mut gang = spawner.gang(shell(script)).await.unwrap();
         let mut child = child(gang.members.pop().unwrap());
-        let leader = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
+        let (tree, leader) = (tree(&child), leader(&child));
         let stderr = child.stderr.take().unwrap().into_owned_fd().unwrap();
         let left =
             tokio::task::spawn_blocking(|| number(std::fs::File::from(stderr))).await.unwrap();
         drop(child.stdin.take());
         child.wait().await.unwrap();
-        assert!(group_lives(leader) && !matches!(process_state(left), None | Some('Z')));
-        tokio::time::timeout(LIMIT, end_group(leader)).await.unwrap();
-        assert!(!group_lives(leader) && matches!(process_state(left), None | Some('Z')));
+        assert!(living_members(leader).contains(&left));
+        tokio::time::timeout(LIMIT, tree.end(|left| panic!("{left} does not die"))).await.unwrap();
+        assert_eq!(living_members(leader), [0; 0]);
+        assert!(matches!(process_state(left), None | Some('Z')));
     }
 
     #[tokio::test]

@@ -426,6 +426,7 @@ fn is_repairable(report: &FailureReport) -> bool {
         | FailureCode::PrepareFailed
         | FailureCode::CheckpointFailed
         | FailureCode::HealFailed
+        | FailureCode::OutOfMemory
         | FailureCode::RankError => false,
     }
 }

@@ -82,7 +82,8 @@ fn says(number: u128, word: Word) -> Event {
 
 /// Of a process; the first ones have the numbers of their ranks.
 fn exit(process: i32, code: Option<i32>, signal: Option<i32>) -> Word {
-    let exit = RankExit { code, signal, phase: Phase::Backward, step: Step(12) };
+    let (phase, step) = (Phase::Backward, Step(12));
+    let exit = RankExit { code, signal, phase, step, exceeded_memory_mib: None };
     Word::RankExited { process, exit }
 }
 
@@ -279,6 +280,7 @@ fn death_and_complaint() -> [Vec<Word>; 2] {
             signal: Some(9),
             phase: Phase::Backward,
             step: Step(12),
+            exceeded_memory_mib: None,
         }),
         ..report(FailureCode::PeerGone, Some(1))
     };

@@ -349,7 +349,8 @@ pub(crate) async fn record_exit(
     exit: RankExit,
     now: DateTime<Utc>,
 ) -> sqlx::Result<bool> {
-    let RankExit { code, signal, phase, step } = exit;
+    // For want of memory: its failure says so.
+    let RankExit { code, signal, phase, step, exceeded_memory_mib: _ } = exit;
     let was_given_up = query_scalar!(
         r#"UPDATE group_member
            SET exit_code = $4, signal = $5, phase = $6, step = $7,

@@ -98,6 +98,8 @@ pub(crate) async fn suspects(
             signal: row.signal,
             phase: row.phase.unwrap_or(Phase::Starting),
             step: row.step.unwrap_or_default(),
+            // Of a symptom: no rank that used too much memory is one.
+            exceeded_memory_mib: None,
         });
         let report = FailureReport {
             code: row.code,

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use lockstep_api::{FailureCode, FailureReport, Phase, Rank, RankExit, Report, Step};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -360,15 +361,19 @@ impl Course {
 
 fn peer_gone(gone: &Gone) -> FailureReport {
     let Gone { process: _, rank, pid, exit, last_words } = gone;
-    let RankExit { code, signal, phase, step } = *exit;
+    let RankExit { code, signal, phase, step, exceeded_memory_mib: _ } = *exit;
     let how = match (signal, code) {
         (Some(signal), _) => format!("was killed by {}", signal_name(signal)),
         (None, Some(code)) => format!("ended with status {code}"),
         (None, None) => "ended in an unknown way".to_owned(),
     };
-    let message = format!("rank {rank} (pid {pid}) {how} at step {step} in phase {phase}");
+    let (code, why) = match exit.over_memory() {
+        Some(why) => (FailureCode::OutOfMemory, format!(": {why}")),
+        None => (FailureCode::PeerGone, String::new()),
+    };
+    let message = format!("rank {rank} (pid {pid}) {how} at step {step} in phase {phase}{why}");
     FailureReport {
-        code: FailureCode::PeerGone,
+        code,
         rank: Some(*rank),
         exit: Some(*exit),
         step: Some(step),
@@ -415,10 +420,17 @@ pub(crate) fn own_failure(code: FailureCode, message: String) -> FailureReport {
     }
 }
 
-/// Where a rank was when it left.
-pub(crate) fn exit_of(status: std::process::ExitStatus, (phase, step): (Phase, Step)) -> RankExit {
+/// How a rank left, and where it was. The kernel may have killed another process of its group for want of memory.
+pub(crate) fn exit_of(
+    status: std::process::ExitStatus,
+    exceeded_memory_mib: Option<u32>,
+    (phase, step): (Phase, Step),
+) -> RankExit {
     use std::os::unix::process::ExitStatusExt as _;
-    RankExit { code: status.code(), signal: status.signal(), phase, step }
+    let (code, signal) = (status.code(), status.signal());
+    let is_killed = signal == Some(Signal::KILL.as_raw());
+    let exceeded_memory_mib = exceeded_memory_mib.filter(|_| is_killed);
+    RankExit { code, signal, phase, step, exceeded_memory_mib }
 }
 
 #[cfg(test)]

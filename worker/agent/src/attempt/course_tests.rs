@@ -12,7 +12,8 @@ fn course(count: i32) -> (Course, Instant) {
 }
 
 fn exit(code: Option<i32>, signal: Option<i32>) -> RankExit {
-    RankExit { code, signal, phase: Phase::Backward, step: Step(41) }
+    let (phase, step) = (Phase::Backward, Step(41));
+    RankExit { code, signal, phase, step, exceeded_memory_mib: None }
 }
 
 fn gone(rank: i32, exit: RankExit) -> Input {
@@ -69,6 +70,21 @@ fn a_rank_killed_by_a_signal_is_named_with_pid_signal_step_and_phase_and_the_oth
     assert_eq!(course.ending(), None, "the server may want them again");
     course.step(Input::KillAsked, now);
     assert_eq!(course.ending(), Some(Ending::Stopped));
+}
+
+#[test]
+fn a_rank_that_was_killed_for_want_of_memory_is_named_with_what_its_job_has() {
+    let (mut course, now) = course(2);
+    let killed = RankExit { exceeded_memory_mib: Some(1024), ..exit(None, Some(9)) };
+    let actions = course.step(gone(1, killed), now);
+    assert_eq!(reports(&actions), ["out_of_memory", "exited", "interrupt"]);
+    let Action::Report(Report::Failed(verdict)) = &actions[0] else { panic!("{actions:?}") };
+    assert_eq!(
+        verdict.message,
+        "rank 1 (pid 101) was killed by signal 9 (SIGKILL) at step 41 in phase backward: the job's ranks there used more \
+         than their 1024 MiB of memory (gang.slot.memory_mib)"
+    );
+    assert_eq!(verdict.exit, Some(killed));
 }
 
 #[test]

@@ -24,9 +24,11 @@ use super::positions::{Positions, process_state};
 use super::prepare::{PrepareError, Ready, folder_of, prepare};
 use super::process::RankProcess;
 use super::reporter::Reporter;
+use crate::control_group::AttemptGroup;
 use crate::folder::WorkFolder;
 use crate::gang::{Order, fence_of};
 use crate::node::{Node, Note, blocking};
+use crate::tree::end_attempt;
 use lockstep_service::chain;
 use seating::could_not_start;
 
@@ -58,6 +60,7 @@ pub(crate) async fn run(
     let first = told.borrow().wanted.clone();
     let mut reporter = Reporter::new(node.clone(), fence_of(&first));
     let folder = folder_of(&node, &first);
+    let group = node.control_groups.attempt(folder.path().file_name().unwrap_or_default());
     let ready = get_ready(&node, &folder, &mut told, &mut reporter).await;
     let ending = match ready {
         None => {
@@ -72,6 +75,7 @@ pub(crate) async fn run(
             Ending::Stopped
         }
         Some(Ok((assignment, ready, sockets))) => {
+            let ready = (ready, group.clone());
             let mut drive = Drive::new(node.clone(), &assignment, ready, &positions, reporter);
             let ending = match drive.seat(&assignment, sockets).await {
                 Ok(()) => drive.until_over(told).await,
@@ -84,6 +88,7 @@ pub(crate) async fn run(
             ending
         }
     };
+    end_attempt(&group).await;
     reporter.report(match ending {
         Ending::Finished => Report::Finished,
         Ending::Stopped => Report::Stopped,
@@ -160,6 +165,8 @@ struct Drive {
     reporter: Reporter,
     course: Course,
     ready: Ready,
+    /// Of its ranks here.
+    group: AttemptGroup,
     /// Of the present group, by number.
     processes: BTreeMap<i32, RankProcess>,
     /// Given up, and not known to be gone.
@@ -185,7 +192,7 @@ impl Drive {
     fn new(
         node: Arc<Node>,
         assignment: &Assignment,
-        ready: Ready,
+        (ready, group): (Ready, AttemptGroup),
         positions: &Arc<Positions>,
         reporter: Reporter,
     ) -> Self {
@@ -200,6 +207,7 @@ impl Drive {
         Self {
             course: Course::new(&ranks, graces(assignment)),
             ready,
+            group,
             processes: BTreeMap::new(),
             evicted: BTreeMap::new(),
             next: None,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use camino::Utf8PathBuf;
-use lockstep_api::{Rank, ReportedLine};
+use lockstep_api::{LogLevel, LogSource, Rank, ReportedLine};
 use lockstep_service::Clock;
 use rustix::process::Pid;
 use tokio::io::AsyncWriteExt as _;
@@ -18,7 +18,8 @@ use super::course::{Gone, exit_of};
 use super::link::{Ear, Word};
 use super::output::{LastWords, pump};
 use super::positions::where_is;
-use crate::spawn::{end_group, kill_group};
+use crate::control_group::RankGroup;
+use crate::tree::Tree;
 
 /// How long what a dead rank said may take to be handed on.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -29,14 +30,20 @@ pub(crate) struct RankProcess {
     /// Its rank in the present group; its watch reads it too.
     rank: Arc<AtomicI32>,
     pub(crate) pid: Pid,
+    tree: Arc<Tree>,
     is_alive: Arc<AtomicBool>,
     words: mpsc::UnboundedSender<Word>,
 }
 
 impl RankProcess {
-    pub(crate) fn new(rank: Rank, pid: Pid, words: mpsc::UnboundedSender<Word>) -> Self {
+    pub(crate) fn new(
+        rank: Rank,
+        pid: Pid,
+        group: RankGroup,
+        words: mpsc::UnboundedSender<Word>,
+    ) -> Self {
         let (rank, is_alive) = (Arc::new(AtomicI32::new(rank.0)), Arc::new(AtomicBool::new(true)));
-        Self { rank, pid, is_alive, words }
+        Self { rank, pid, tree: Arc::new(Tree::new(pid, group)), is_alive, words }
     }
 
     pub(crate) fn rank(&self) -> Rank {
@@ -58,7 +65,7 @@ impl RankProcess {
     /// Kills the rank and whatever it started, unless it has been reaped.
     pub(crate) fn kill(&self) {
         if self.is_alive.load(Ordering::SeqCst) {
-            kill_group(self.pid);
+            self.tree.kill();
         }
     }
 }
@@ -87,8 +94,8 @@ pub(crate) struct Watch {
 impl Watch {
     /// Waits for the end of the process, then for the end of what it said, then tells.
     pub(crate) fn start(mut self, process: &RankProcess) -> impl Future<Output = ()> + use<> {
-        let (leader, is_alive) = (process.pid, process.is_alive.clone());
-        let pid = leader.as_raw_pid();
+        let (tree, is_alive) = (process.tree.clone(), process.is_alive.clone());
+        let pid = process.pid.as_raw_pid();
         let label = process.rank.clone();
         let rank = move || Rank(label.load(Ordering::Relaxed));
         async move {
@@ -109,7 +116,8 @@ impl Watch {
                 }
             };
             is_alive.store(false, Ordering::SeqCst);
-            end_group(leader).await;
+            let exceeded_memory_mib = tree.exceeded_memory_mib();
+            tree.end(|left| self.say_stuck(rank(), left)).await;
             let drained = async {
                 if !is_pumped {
                     pumping.await;
@@ -123,11 +131,27 @@ impl Watch {
                 tracing::error!(rank = rank().0, pid, %error, "cannot learn how a rank ended");
                 std::process::ExitStatus::default()
             });
-            let exit = exit_of(status, where_is(&self.record));
+            let exit = exit_of(status, exceeded_memory_mib, where_is(&self.record));
             let (process, last_words) = (self.process, last_words.take());
             let gone = Gone { process, rank: rank(), pid, exit, last_words };
             // Nobody listens when the attempt's task is gone itself.
             drop(self.gone.send(gone).await);
         }
+    }
+
+    /// Somebody has to know why a slot does not become free: whoever runs the node, and whoever waits for the job.
+    fn say_stuck(&self, rank: Rank, left: &str) {
+        tracing::warn!(%rank, %left, "what a rank started does not die; its slot is held");
+        let line = ReportedLine {
+            rank: Some(rank),
+            source: LogSource::Agent,
+            level: LogLevel::Warn,
+            at: self.clock.now(),
+            text: format!(
+                "what rank {rank} started does not die, so its slot is held: process {left}"
+            ),
+        };
+        // It is said again; one that finds no room is no loss.
+        drop(self.lines.try_send(line));
     }
 }

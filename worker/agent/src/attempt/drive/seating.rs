@@ -20,6 +20,7 @@ use super::super::meet::{self, Seat, Sockets};
 use super::super::prepare::PrepareError;
 use super::super::process::{RankProcess, Watch, feed};
 use super::Drive;
+use crate::control_group::RankGroup;
 use crate::gang::fence_of;
 use crate::spawn::{GangCommand, Inherited, Joined};
 
@@ -35,10 +36,23 @@ impl Drive {
         self.socket_paths.push(path);
         let mut networks = Vec::new();
         let mut members = Vec::new();
+        let mut groups = Vec::new();
+        let slots = u64::try_from(assignment.ranks.len()).unwrap_or(u64::MAX);
+        let memory_mib = slots.saturating_mul(assignment.spec.gang.slot.memory_mib.into());
+        self.group.make(memory_mib).context("cannot make the attempt's control group")?;
         for (assigned, seat) in assignment.ranks.iter().zip(meet::seats(assignment, sockets)) {
             let Seat { memory_index, listener, network } = seat;
             let is_running = self.processes.contains_key(&assigned.process);
-            members.push(Inherited { memory_index, listener, is_running });
+            let group = match is_running {
+                true => RankGroup::default(),
+                false => self
+                    .group
+                    .rank(assigned.process)
+                    .context("cannot make a rank's control group")?,
+            };
+            let entrances = group.entrances().context("cannot enter a rank's control group")?;
+            members.push(Inherited { memory_index, listener, entrances, is_running });
+            groups.push(group);
             networks.push(network);
         }
         let gang = self.node.spawner.gang(GangCommand {
@@ -50,7 +64,8 @@ impl Drive {
         let gang =
             gang.await.with_context(|| format!("cannot start {}", self.node.places.rank_binary))?;
         let mut feeds = Vec::new();
-        for (place, (joined, network)) in gang.members.into_iter().zip(networks).enumerate() {
+        let seats = networks.into_iter().zip(groups);
+        for (place, (joined, (network, group))) in gang.members.into_iter().zip(seats).enumerate() {
             match joined {
                 Joined::Running { memory, listener } => {
                     self.tell_group(assignment, place, network, (memory, listener));
@@ -63,7 +78,13 @@ impl Drive {
                         socket.path.as_str(),
                         (group_fd, listener_fd, network),
                     );
-                    feeds.push(self.watch(assignment.ranks[place], &config, child, &mut socket)?);
+                    let started = (child, group);
+                    feeds.push(self.watch(
+                        assignment.ranks[place],
+                        &config,
+                        started,
+                        &mut socket,
+                    )?);
                 }
             }
         }
@@ -101,7 +122,7 @@ impl Drive {
         &mut self,
         assigned: AssignedRank,
         config: &RankConfig,
-        mut child: Child,
+        (mut child, group): (Child, RankGroup),
         socket: &mut Socket,
     ) -> anyhow::Result<impl Future<Output = ()> + use<>> {
         let AssignedRank { rank, process, .. } = assigned;
@@ -110,7 +131,7 @@ impl Drive {
         let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let pid = id.context("a rank ended before it was looked at")?;
         let (ear, words) = socket.expect(rank, process);
-        let known = RankProcess::new(rank, pid, words);
+        let known = RankProcess::new(rank, pid, group, words);
         let record = self.ready.flight_record(process);
         self.positions.add(rank, pid.as_raw_pid(), record.clone());
         self.reporter.report(Report::RankStarted { rank, pid: pid.as_raw_pid() });

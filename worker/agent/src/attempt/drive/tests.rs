@@ -12,6 +12,7 @@ use rustix::process::Pid;
 
 use super::*;
 use crate::cache::Cache;
+use crate::control_group::tests::control_groups;
 use crate::gang::tests::{assignment, fence};
 use crate::network::Reach;
 use crate::node::{Places, Server};
@@ -88,7 +89,7 @@ impl Bench {
         self.told.send_modify(|told| told.wanted = Arc::new(assignment));
     }
 
-    /// Waits for the end; then no process, folder or socket is left.
+    /// Waits for the end; then no process, folder, socket or control group is left.
     async fn end(self) -> Vec<Report> {
         let reports = |bench: &Self| bench.reports();
         let mut bench = self;
@@ -100,6 +101,7 @@ impl Bench {
         for folder in [&bench.node.places.attempts, &bench.node.places.sockets] {
             assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "{folder}");
         }
+        assert_eq!(bench.node.control_groups.attempts(), [""; 0]);
         reports(&bench)
     }
 }
@@ -146,6 +148,7 @@ pub(crate) fn test_node(
         spool: Spool::open(&base.join("reports.jsonl"), 1 << 20).unwrap(),
         cache: Arc::new(cache),
         spawner: Spawner::start().unwrap(),
+        control_groups: control_groups(&base),
         clock: Clock::system(),
         places,
         reach: Reach {
@@ -323,13 +326,70 @@ async fn ranks_of_a_smaller_group_move_up_and_are_told_of_by_their_processes() {
 async fn a_rank_is_not_gone_before_what_it_started_is() {
     let bench = Bench::start("parent", 1, true);
     bench.until(|report| matches!(report, Report::RankExited { .. })).await;
-    let child = bench.reports().iter().find_map(|report| {
+    let state = process_state(child_of(&bench.reports()));
+    assert!(matches!(state, None | Some('Z')), "{state:?}");
+    bench.end().await;
+}
+
+/// The process of which a rank has said that it started it.
+fn child_of(reports: &[Report]) -> i32 {
+    let child = reports.iter().find_map(|report| {
         let Report::Log { lines } = report else { return None };
         lines.iter().find_map(|line| line.text.strip_prefix("child ")?.parse::<i32>().ok())
     });
-    let state = process_state(child.expect("it has said whom it started"));
-    assert!(matches!(state, None | Some('Z')), "{state:?}");
+    child.expect("it has said whom it started")
+}
+
+#[tokio::test]
+async fn what_left_the_process_group_is_gone_before_the_rank_is() {
+    let bench = Bench::start("deserter", 1, true);
+    let has_groups = bench.node.control_groups.kills_trees();
+    bench.until(|report| matches!(report, Report::RankExited { .. })).await;
+    let child = child_of(&bench.reports());
+    let lives = !matches!(process_state(child), None | Some('Z'));
+    if !has_groups {
+        writeln!(std::io::stderr(), "no control groups can be made here: it gets away").unwrap();
+        kill(child);
+    }
+    assert_eq!(lives, !has_groups);
     bench.end().await;
+}
+
+#[tokio::test]
+async fn a_rank_that_uses_more_memory_than_its_job_has_is_killed_and_the_job_is_told_why() {
+    let (node, mut assignment, noted, folder) = test_node("eat", 1, true, PATIENT);
+    assignment.spec.gang.slot.memory_mib = 64;
+    let is_limited = node.control_groups.limits_memory();
+    let bench = Bench::on((node, assignment, noted, folder));
+    bench.until(|report| matches!(report, Report::RankExited { .. })).await;
+    if !is_limited {
+        writeln!(std::io::stderr(), "memory cannot be limited here: it finishes").unwrap();
+        assert_eq!(shorts(&bench.end().await).last().unwrap(), "finished");
+        return;
+    }
+    bench.tell(Order::Kill);
+    let verdict = verdict(&bench.end().await);
+    assert_eq!((verdict.code, verdict.rank), (FailureCode::OutOfMemory, Some(Rank(0))));
+    let exit = verdict.exit.unwrap();
+    assert_eq!((exit.signal, exit.exceeded_memory_mib), (Some(9), Some(64)));
+    assert!(verdict.message.contains("more than their 64 MiB"), "{}", verdict.message);
+}
+
+#[tokio::test]
+async fn two_ranks_have_the_memory_of_two_slots_and_a_death_by_other_means_is_none_for_want_of_it()
+{
+    let (node, mut assignment, noted, folder) = test_node("eat", 2, true, PATIENT);
+    // One of them alone eats more than its own.
+    assignment.spec.gang.slot.memory_mib = 192;
+    let bench = Bench::on((node, assignment, noted, folder));
+    bench.until(|report| matches!(report, Report::RankExited { .. })).await;
+    kill(bench.pid(1));
+    bench.until(|report| matches!(report, Report::RankExited { process: 1, .. })).await;
+    bench.tell(Order::Kill);
+    let reports = bench.end().await;
+    assert!(shorts(&reports).contains(&"exited 0 Some(0) None".to_owned()), "{reports:#?}");
+    let verdict = verdict(&reports);
+    assert_eq!((verdict.code, verdict.rank), (FailureCode::PeerGone, Some(Rank(1))));
 }
 
 #[tokio::test]

@@ -41,6 +41,14 @@ pub(super) fn act(config: &RankConfig) -> i32 {
             }
             finish(&mut say, &mut hear)
         }
+        "deserter" => {
+            leave_a_deserter_behind();
+            finish(&mut say, &mut hear)
+        }
+        "eat" if config.rank == Rank(0) => {
+            eat(256);
+            finish(&mut say, &mut hear)
+        }
         "finish" => {
             if config.rank == Rank(0) {
                 (0..1200).for_each(|step| say(&RankMessage::Step(step_report(step))));
@@ -106,6 +114,22 @@ fn leave_a_child_behind() {
     let mut child = std::process::Command::new("sleep");
     let child = child.arg("1000").stderr(std::process::Stdio::null()).spawn().unwrap();
     writeln!(std::io::stderr(), "child {}", child.id()).unwrap();
+}
+
+/// Of another session, so of another process group, and no child of this rank any more.
+fn leave_a_deserter_behind() {
+    let mut shell = std::process::Command::new("setsid");
+    let script = "sleep 1000 2>/dev/null & echo child $! >&2";
+    assert!(shell.args(["sh", "-c", script]).status().unwrap().success());
+}
+
+/// Uses so much memory: every page of it.
+fn eat(mib: usize) {
+    let mut eaten = vec![0_u8; mib << 20];
+    for page in eaten.chunks_mut(4096) {
+        page[0] = 1;
+    }
+    std::hint::black_box(&eaten);
 }
 
 /// Much is still on its way when the rank is gone.
