@@ -41,7 +41,7 @@ async fn some_time(server: &Server, agent: &Agent, fence: &Value) {
 /// What the server itself has written into a job's log.
 async fn log(server: &Server, job: &str) -> Vec<String> {
     let lines = server.get(&format!("/v1/jobs/{job}/log"), &server.first.token).await.json();
-    let lines = lines.as_array().unwrap().iter().filter(|line| line["source"] == "server");
+    let lines = lines["lines"].as_array().unwrap().iter().filter(|line| line["source"] == "server");
     lines.map(|line| line["text"].as_str().unwrap().to_owned()).collect()
 }
 
