@@ -150,10 +150,15 @@ pub(crate) struct Caller {
 impl Caller {
     /// Refuses a role below `needed`.
     pub(crate) fn require(&self, needed: Role) -> Result<(), Problem> {
+        self.require_for("this", needed)
+    }
+
+    /// The same, naming `what` needs it.
+    pub(crate) fn require_for(&self, what: &str, needed: Role) -> Result<(), Problem> {
         if needed <= self.role {
             Ok(())
         } else {
-            Err(Problem::Forbidden { needed, has: self.role })
+            Err(Problem::Forbidden { what: what.to_owned(), needed, has: self.role })
         }
     }
 }

@@ -16,8 +16,10 @@ pub enum Problem {
     #[error("a valid token is needed: `Authorization: Bearer …`")]
     Unauthenticated,
     /// The token's role does not reach.
-    #[error("this needs the role {needed}, the token has {has}")]
+    #[error("{what} needs the role {needed}, the token has {has}")]
     Forbidden {
+        /// What the caller wants: `this`.
+        what: String,
         /// What the operation asks for.
         needed: Role,
         /// What the caller has.

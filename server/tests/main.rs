@@ -16,6 +16,7 @@ mod gangs;
 mod jobs;
 mod nodes;
 mod openapi;
+mod preemption;
 mod problems;
 mod ranks;
 mod retention;

@@ -1,15 +1,18 @@
-//! Jobs that are paused, nodes that are drained, agents that are told to stop: the job goes on from a checkpoint of its
+//! Jobs that are paused or preempted, nodes that are drained, agents that are told to stop: the job goes on from a checkpoint of its
 //! last step, for nothing, and has the curve of one that was left alone.
 
 use std::time::Duration;
 
-use lockstep_api::{AttemptOutcome, DrainState, JobId, JobState, JobView};
+use lockstep_api::{AttemptOutcome, DrainState, JobId, JobState, JobView, ReadLog};
 use lockstep_e2e::{Service, WHOLE_JOB, wait_for_job};
 
 const JOB: &str = "examples/digits/job.toml";
 
 /// Long enough to be hit in the middle. Its only checkpoints are those of its end and of a stop.
 const LONG: &[&str] = &["train.epochs=300", "checkpoint.every_steps=100000"];
+
+/// Too long to be nearly done when a job of higher priority comes.
+const LONGER: &[&str] = &["train.epochs=900", "checkpoint.every_steps=100000"];
 
 async fn midway(service: &Service, id: JobId, steps: i64) -> anyhow::Result<JobView> {
     let is_midway =
@@ -68,4 +71,37 @@ async fn an_agent_that_is_told_to_stop_loses_no_step_and_costs_no_retry() -> any
     service.interrupt_agent(0, Duration::from_secs(10))?;
     service.start_agent(0).await?;
     assert_undisturbed(&service, id, whole).await
+}
+
+#[tokio::test]
+async fn a_job_gives_its_slots_to_one_of_higher_priority_and_goes_on_as_if_nothing_had_been()
+-> anyhow::Result<()> {
+    let service = Service::start(2).await?;
+    let settings = [LONGER, &["gang.ranks=2", "retry.infrastructure=0"]].concat();
+    let whole = service.train(JOB, &settings).await?;
+
+    let id = service.submit(JOB, &settings)?.summary.id;
+    midway(&service, id, 60).await?;
+    let urgent = ["name=urgent", "priority=60", "gang.ranks=1", "train.epochs=4"];
+    let urgent = service.submit(JOB, &urgent)?.summary.id;
+    let urgent = service.until_succeeded(urgent).await?;
+    let waiting = service.client.job(id).await?;
+    assert!(waiting.summary.ended_at.is_none(), "the other one went first: {waiting:#?}");
+    assert_undisturbed(&service, id, whole.summary.id).await?;
+
+    let job = service.client.job(id).await?;
+    let [second, first] = &job.attempts[..] else { panic!("{:#?}", job.attempts) };
+    let told = "preempted: gives its slots to job urgent of priority 60 (1 of 3 preemptions)";
+    assert_eq!(first.stopped_because.as_deref(), Some(told));
+    assert!(first.ended_at <= Some(urgent.attempts[0].created_at), "it left first");
+    assert!(urgent.summary.ended_at <= Some(second.created_at), "it went on afterwards");
+    assert_eq!(job.checkpoints[0].file, whole.checkpoints[0].file, "the same bytes");
+    assert_eq!(service.client.ledger(id).await?.complete_epochs.len(), 900);
+    let log = service.client.log(id, &ReadLog::default()).await?;
+    let says = |text: &str| log.iter().any(|line| line.text == text);
+    let step = second.first_step;
+    let goes_on =
+        format!("stopped: goes on from its checkpoint of step {step} when slots are free");
+    assert!(says(told) && says(&goes_on), "{log:#?}");
+    Ok(())
 }

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AttemptId, AttemptOutcome, AttemptState, Blame, CheckpointId, Digest, FailureCode, FailureId,
-    FaultSpec, Generation, JobId, JobSpec, JobState, LogLevel, LogSource, NodeId, Phase, Rank,
-    RankCount, Step, TimeoutsView,
+    FaultSpec, Generation, JobId, JobSpec, JobState, LogLevel, LogSource, NodeId, Phase, Priority,
+    Rank, RankCount, Step, TimeoutsView,
 };
 
 /// One page of a list.
@@ -31,6 +31,9 @@ pub struct JobSummary {
     pub waiting: Option<String>,
     /// Why it was not tried again, where that needs saying beside the verdict: one sentence.
     pub ended_because: Option<String>,
+    /// Who goes first: 0 to 99, more before less.
+    #[serde(default)]
+    pub priority: Priority,
     /// World size asked for, or between which sizes it may change.
     pub ranks: RankCount,
     /// Optimizer steps done, of the newest attempt.
@@ -81,6 +84,9 @@ pub struct AttemptView {
     pub state: AttemptState,
     /// How it ended.
     pub outcome: Option<AttemptOutcome>,
+    /// Why it was told to stop, if it was: one sentence.
+    #[serde(default)]
+    pub stopped_because: Option<String>,
     /// Fencing number it was placed under.
     pub generation: Generation,
     /// The step it resumed from; 0 from the start.

@@ -64,6 +64,8 @@ labels! {
         Pause = "pause",
         /// The job goes on elsewhere: a node of it is to become free.
         Move = "move",
+        /// The job goes on later: one of higher priority gets its slots.
+        Preempt = "preempt",
     }
     /// Where one try stands.
     "attempt_state" AttemptState {

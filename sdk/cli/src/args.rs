@@ -169,6 +169,9 @@ pub(crate) struct SubmitArgs {
     /// Sets name
     #[arg(long)]
     pub(crate) name: Option<String>,
+    /// Sets priority: 0 to 99, more goes first. Above 50: admins only
+    #[arg(long, value_name = "N")]
+    pub(crate) priority: Option<u32>,
     /// Sets one field: train.seed=9, ddp.reduction=fixed-tree. May be repeated
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     pub(crate) set: Vec<String>,

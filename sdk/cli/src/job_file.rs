@@ -130,6 +130,7 @@ fn overrides(args: &SubmitArgs) -> anyhow::Result<Vec<(String, Value)>> {
         all.push(("gang.ranks".to_owned(), serde_json::to_value(ranks)?));
     }
     all.extend(args.name.clone().map(|name| ("name".to_owned(), Value::from(name))));
+    all.extend(args.priority.map(|priority| ("priority".to_owned(), Value::from(priority))));
     for setting in &args.set {
         let (field, value) = setting
             .split_once('=')

@@ -18,14 +18,14 @@ pub use attempt::{
     Attempt, Effect, Event, Gang, Member, NewSlot, News, NodeLoss, Place, Readiness, Replacement,
     Seated, Stage, StepError, Suspect, Terms, Word,
 };
-pub use job::{Job, JobEffect, JobEvent, JobStepError, RetryBudget};
+pub use job::{Job, JobEffect, JobEvent, JobStepError, MOST_PREEMPTIONS, RetryBudget};
 pub use lease::{LeaseTerms, LeaseTermsError};
 pub use ledger::{complete_epochs, counts_below};
 pub use lockstep_api::Timeouts;
 pub use placement::{
-    Closed, ClosedNode, ClosedSlots, Decision, Growing, NodeOffer, Pass, Placed, Reason,
-    Reclaimable, Refill, Request, SlotKey, SlotOffer, grow, is_nearly_done, reclaim, refill,
-    schedule, schedule_beside,
+    Closed, ClosedNode, ClosedSlots, Coming, Decision, GangAtWork, GivesWay, Growing, NodeOffer,
+    Pass, Placed, Reason, Reclaimable, Refill, Request, SlotKey, SlotOffer, expect_preempted, grow,
+    is_nearly_done, preempt, reclaim, refill, schedule, schedule_beside,
 };
 pub use quarantine::Quarantine;
 pub use retention::{Published, superfluous};

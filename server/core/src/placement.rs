@@ -2,7 +2,7 @@
 //!
 //! # One pass over the queue
 //!
-//! Jobs are looked at in the order they came. One that fits takes its slots. One that would fit if slots were free
+//! Jobs are looked at in their order: by priority, and as they came. One that fits takes its slots. One that would fit if slots were free
 //! keeps the free ones where it would fit first, so that smaller jobs behind it cannot starve it. One that the nodes
 //! could not hold even when empty keeps nothing, and others pass it.
 //!
@@ -16,9 +16,14 @@
 //!
 //! A gang whose size may change begins with as many ranks as there is room for and waits only for its fewest. What it has
 //! beyond them may be reclaimed: see `elastic`.
+//!
+//! # Priorities
+//!
+//! Gangs of a lower priority give way as a whole to a job that could not begin otherwise: see `preempt`.
 
 mod closed;
 mod elastic;
+mod preempt;
 mod reason;
 mod refill;
 
@@ -29,6 +34,7 @@ use lockstep_api::{DeviceKind, NodeId, Rank, RankCount, SlotSpec, Transport};
 
 pub use closed::{Closed, ClosedNode, ClosedSlots, schedule_beside};
 pub use elastic::{Growing, Reclaimable, SlotKey, grow, is_nearly_done, reclaim};
+pub use preempt::{Coming, GangAtWork, GivesWay, expect_preempted, preempt};
 pub use reason::Reason;
 pub use refill::{Refill, refill};
 
@@ -110,7 +116,7 @@ pub struct Pass {
     pub spare: Vec<NodeOffer>,
 }
 
-/// Decides about each request, first come first served; see the module's text. `nodes` are those that take work.
+/// Decides about each request, one after the other; see the module's text. `nodes` are those that take work.
 pub fn schedule(queue: &[Request], nodes: &[NodeOffer]) -> Pass {
     let mut spare = nodes.to_vec();
     spare.sort_by(|a, b| (&a.name, a.node).cmp(&(&b.name, b.node)));

@@ -86,8 +86,8 @@ impl Fleet {
         let budget = RetryBudget { user: 1, infrastructure: 4 };
         let jobs = (0..JOBS).map(|_| {
             let ranks = 1 + u32::try_from(dice.roll(3)).unwrap();
-            let job =
-                Job { state: JobState::Queued, generation: Generation(0), budget, stopping: None };
+            let (state, generation) = (JobState::Queued, Generation(0));
+            let job = Job { state, generation, budget, stopping: None, preemptions: 0 };
             (
                 job,
                 Request {

@@ -3,6 +3,7 @@
 //! The order of locks is that of [`crate::jobs::store::lifecycle`].
 
 mod aftermath;
+mod ask;
 mod tell;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,15 +23,14 @@ use sqlx::PgConnection;
 use crate::app::App;
 use crate::attempts::shun::shunned;
 use crate::attempts::store::{self, LockedAttempt};
-use crate::audit;
 use crate::config::Settings;
-use crate::extract::Caller;
 use crate::jobs::store::lifecycle::{self, LockedJob};
 use crate::nodes;
 use crate::problem::Problem;
 use crate::progress;
 use crate::progress::store::NewFailure;
 
+pub(crate) use ask::{Wish, request};
 pub(crate) use tell::Announcement;
 use tell::begun;
 
@@ -38,6 +38,10 @@ use tell::begun;
 const PAUSES: &str = "is being paused: its ranks leave after a checkpoint";
 /// Or to go on elsewhere.
 const MOVES: &str = "leaves a node that is to be free: its ranks leave after a checkpoint";
+
+/// Or to go on later.
+const PREEMPTED: &str =
+    "gives its slots to a job of higher priority: its ranks leave after a checkpoint";
 
 /// The times that nodes are held to.
 pub(crate) fn lease_terms(settings: &Settings) -> Result<LeaseTerms, Problem> {
@@ -259,24 +263,6 @@ impl<'a> Drive<'a> {
         Ok(effects)
     }
 
-    /// Takes one step with a job, at somebody's wish. Its attempt is told to stop if need be.
-    pub(crate) async fn ask(
-        &mut self,
-        db: &mut PgConnection,
-        job: JobId,
-        event: JobEvent,
-    ) -> Result<(), Problem> {
-        if !self.step_job(job, event)?.contains(&JobEffect::StopAttempt) {
-            return Ok(());
-        }
-        let of_job = self.attempts.values().filter(|attempt| attempt.job_id == job);
-        for id in of_job.map(|attempt| attempt.id).collect::<Vec<_>>() {
-            // An attempt at work can always be asked to stop.
-            let _refused = self.step(db, id, Event::StopRequested).await?;
-        }
-        Ok(())
-    }
-
     /// The sets of these nodes changed.
     pub(crate) fn reassign(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
         self.reassigned.extend(nodes);
@@ -296,6 +282,7 @@ impl<'a> Drive<'a> {
                 (JobState::Queued, _) => Some(self.queue(db, id).await?),
                 (_, Some(StopPurpose::Pause)) => Some(PAUSES.to_owned()),
                 (_, Some(StopPurpose::Move)) => Some(MOVES.to_owned()),
+                (_, Some(StopPurpose::Preempt)) => Some(PREEMPTED.to_owned()),
                 (_, None) => None,
             };
             if let Some(job) = self.jobs.get(&id) {
@@ -323,29 +310,6 @@ fn may_lose(event: &Event) -> bool {
         | Event::Reclaimed(_)
         | Event::StopRequested => false,
     }
-}
-
-/// Asks a job of the caller's project to end, to pause or to go on, and puts that on the trail: a queued one does so here,
-/// one at work is told to stop. Repeating changes nothing.
-pub(crate) async fn request(
-    app: &App,
-    caller: &Caller,
-    job: JobId,
-    (event, action): (JobEvent, &'static str),
-) -> Result<(), Problem> {
-    let mut tx = app.db.system().await?;
-    if lifecycle::lock_of_project(&mut tx, caller.project_id, job).await?.is_none() {
-        return Err(Problem::not_found("job", job));
-    }
-    let attempt = store::at_work(&mut tx, job).await?;
-    let attempts: Vec<AttemptId> = attempt.into_iter().collect();
-    let mut drive = Drive::lock(app, &mut tx, &[job], &attempts, &[]).await?;
-    drive.ask(&mut tx, job, event).await?;
-    let announcement = drive.finish(&mut tx).await?;
-    audit::record(&mut tx, caller, action, job, app.clock.now()).await?;
-    tx.commit().await?;
-    announcement.send(&app.wakeup);
-    Ok(())
 }
 
 /// Attempts that hear of a loss of `node`: those with a rank on it that is not known to be gone, and those at work.

@@ -5,6 +5,7 @@ pub(crate) mod assignment;
 pub(crate) mod drive;
 pub(crate) mod http;
 pub(crate) mod offers;
+pub(crate) mod preempt;
 pub(crate) mod reconcile;
 pub(crate) mod report;
 pub(crate) mod shun;

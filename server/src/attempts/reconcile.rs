@@ -5,14 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use chrono::TimeDelta;
 use lockstep_api::{AttemptId, AttemptState, JobEventKind, NodeId, OrganisationId};
 use lockstep_core::{
-    Decision, Event, JobEffect, JobEvent, Pass, Placed, Request, is_nearly_done, schedule_beside,
+    Coming, Decision, Event, JobEffect, JobEvent, Pass, Placed, Request, expect_preempted,
+    is_nearly_done, schedule_beside,
 };
 
 use crate::app::App;
 use crate::attempts::drive::{Drive, lease_terms};
-use crate::attempts::offers::offers;
+use crate::attempts::offers::{Offers, offers};
+use crate::attempts::preempt::preempt_gangs;
 use crate::attempts::slots::{grow_gangs, reclaim_ranks, refill_ranks, step};
-use crate::attempts::store::{self, ElasticAttempt, NewAttempt};
+use crate::attempts::store::{self, AtWork, ElasticAttempt, NewAttempt};
 use crate::checkpoints;
 use crate::jobs::store::lifecycle::{self, QueuedJob};
 use crate::nodes::store as nodes;
@@ -51,14 +53,16 @@ fn tell_of_trouble(attempt: AttemptId, done: Result<(), Problem>) {
 /// Who wants slots of one organisation's nodes.
 #[derive(Debug, Default)]
 struct Wants {
-    /// That wait, first come first.
+    /// That wait, the highest priority first, of equals the oldest.
     jobs: Vec<QueuedJob>,
-    /// At work, the oldest first.
+    /// At work and may change their size, the oldest first.
     gangs: Vec<ElasticAttempt>,
+    /// All that are at work, if any job waits.
+    at_work: Vec<AtWork>,
 }
 
-/// Finds places: first for ranks whose processes were lost, then for queued jobs, first come first served, then for gangs that can
-/// grow. Says of the jobs that wait why they do, and has ranks reclaimed for the first of them that it helps.
+/// Finds places: first for ranks whose processes were lost, then for queued jobs in their order, then for gangs that can
+/// grow. Says of the jobs that wait why they do, and has ranks reclaimed, or gangs give way, for the first of them that it helps.
 pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
     let now = app.clock.now();
     let mut tx = app.db.system().await?;
@@ -78,6 +82,11 @@ pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
     if queue.is_empty() && elastic.is_empty() {
         return Ok(soon);
     }
+    // Read before the slots: one that ends meanwhile is among those that come, not among those that nobody has.
+    let at_work = match queue.is_empty() {
+        true => Vec::new(),
+        false => store::all_at_work(&mut tx, now).await?,
+    };
     let mut offers = offers(app, &mut tx).await?;
     let coming = store::coming_slots(&mut tx).await?;
     tx.rollback().await?;
@@ -88,31 +97,47 @@ pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
     for gang in elastic {
         organisations.entry(gang.organisation_id).or_default().gangs.push(gang);
     }
-    for (organisation, Wants { jobs, gangs }) in organisations {
-        let requests: Vec<Request> = jobs.iter().map(|job| job.request.clone()).collect();
+    for gang in at_work {
+        organisations.entry(gang.organisation_id).or_default().at_work.push(gang);
+    }
+    for (organisation, wants) in organisations {
         let nodes = offers.remove(&organisation).unwrap_or_default();
-        let Pass { decisions, mut spare } = schedule_beside(&requests, &nodes.open, &nodes.closed);
-        let is_placing = decisions.iter().any(|it| matches!(it, Decision::Placed(_)));
-        let mut waiting = Vec::new();
-        for ((place, job), decision) in jobs.iter().enumerate().zip(decisions) {
-            match decision {
-                Decision::Placed(places) => begin(app, job, &places).await?,
-                Decision::Waits(reason) => {
-                    explain(app, job, &reason.to_string()).await?;
-                    waiting.extend(reason.is_for_free_slots().then_some(place));
-                }
-            }
-        }
-        grow_gangs(app, &gangs, &mut spare).await?;
-        // What this pass places is not in these offers: the next one asks.
-        let waiting = if is_placing { Vec::new() } else { waiting };
-        for place in waiting {
-            if reclaim_ranks(app, &requests[..=place], &nodes.open, &coming, &gangs).await? {
-                break;
+        serve(app, &wants, &nodes, &coming).await?;
+    }
+    Ok(soon)
+}
+
+/// One pass over the queue of one organisation.
+async fn serve(app: &App, wants: &Wants, nodes: &Offers, coming: &Coming) -> Result<(), Problem> {
+    let Wants { jobs, gangs, at_work } = wants;
+    let requests: Vec<Request> = jobs.iter().map(|job| job.request.clone()).collect();
+    let Pass { mut decisions, mut spare } = schedule_beside(&requests, &nodes.open, &nodes.closed);
+    expect_preempted(&requests, &nodes.open, coming, &mut decisions);
+    let is_placing = decisions.iter().any(|it| matches!(it, Decision::Placed(_)));
+    let mut waiting = Vec::new();
+    for ((place, job), decision) in jobs.iter().enumerate().zip(decisions) {
+        match decision {
+            Decision::Placed(places) => begin(app, job, &places).await?,
+            Decision::Waits(reason) => {
+                explain(app, job, &reason.to_string()).await?;
+                waiting.extend(reason.is_for_free_slots().then_some(place));
             }
         }
     }
-    Ok(soon)
+    grow_gangs(app, gangs, &mut spare).await?;
+    if is_placing {
+        // What this pass places is not in these offers: the next one asks.
+        return Ok(());
+    }
+    for place in waiting {
+        let queue = &requests[..=place];
+        if reclaim_ranks(app, queue, &nodes.open, &coming.slots, gangs).await?
+            || preempt_gangs(app, (queue, &jobs[place]), &nodes.open, coming, at_work).await?
+        {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Begins an attempt, unless the job or a slot was taken meanwhile: then the next pass decides anew.

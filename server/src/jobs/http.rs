@@ -4,7 +4,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use lockstep_api::{
-    JobId, JobSpec, JobState, JobSummary, JobView, ListJobs, Page, ProblemBody, Role,
+    JobId, JobSpec, JobState, JobSummary, JobView, ListJobs, Page, Priority, ProblemBody, Role,
 };
 use lockstep_core::JobEvent;
 
@@ -12,7 +12,7 @@ use super::cursor::Cursor;
 use super::submit::{self, Submitted};
 use super::{store, view};
 use crate::app::App;
-use crate::attempts::drive;
+use crate::attempts::drive::{self, Wish};
 use crate::extract::{Caller, Json, Path, Query};
 use crate::problem::Problem;
 
@@ -22,6 +22,13 @@ const MAX_PAGE: u32 = 200;
 const DEFAULT_PAGE: u32 = 50;
 /// Bytes of an idempotency key.
 const MAX_KEY_BYTES: usize = 255;
+
+const CANCEL: Wish =
+    Wish { event: JobEvent::CancelRequested, action: "job.cancel", words: "cancel requested by" };
+const PAUSE: Wish =
+    Wish { event: JobEvent::PauseRequested, action: "job.pause", words: "pause requested by" };
+const RESUME: Wish =
+    Wish { event: JobEvent::ResumeRequested, action: "job.resume", words: "resume requested by" };
 
 static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
@@ -46,6 +53,11 @@ pub(crate) async fn submit_job(
     if !spec.chaos.is_empty() {
         // It may kill agents, and with them the ranks of other jobs.
         caller.require(Role::Admin)?;
+    }
+    if Priority::default() < spec.priority {
+        // It may stop the jobs of others.
+        let what = format!("a priority above {}, here {},", Priority::default(), spec.priority);
+        caller.require_for(&what, Role::Admin)?;
     }
     let key = idempotency_key(&headers)?;
     let (status, id) = match submit::submit(&app, &caller, spec, key).await? {
@@ -138,7 +150,7 @@ pub(crate) async fn cancel_job(
 ) -> Result<Json<JobView>, Problem> {
     let state = own(&app, &caller, id).await?;
     if !state.is_final() {
-        drive::request(&app, &caller, id, (JobEvent::CancelRequested, "job.cancel")).await?;
+        drive::request(&app, &caller, id, CANCEL).await?;
     }
     read(&app, &caller, id).await
 }
@@ -156,7 +168,7 @@ pub(crate) async fn pause_job(
     caller: Caller,
     Path(id): Path<JobId>,
 ) -> Result<Json<JobView>, Problem> {
-    request(&app, &caller, id, (JobEvent::PauseRequested, "job.pause")).await
+    request(&app, &caller, id, PAUSE).await
 }
 
 /// Queues a paused job again; it goes on from its newest checkpoint. Safe to repeat.
@@ -172,14 +184,14 @@ pub(crate) async fn resume_job(
     caller: Caller,
     Path(id): Path<JobId>,
 ) -> Result<Json<JobView>, Problem> {
-    request(&app, &caller, id, (JobEvent::ResumeRequested, "job.resume")).await
+    request(&app, &caller, id, RESUME).await
 }
 
 async fn request(
     app: &App,
     caller: &Caller,
     id: JobId,
-    what: (JobEvent, &'static str),
+    wish: Wish,
 ) -> Result<Json<JobView>, Problem> {
     let state = own(app, caller, id).await?;
     if state.is_final() {
@@ -187,7 +199,7 @@ async fn request(
             "the job is {state}: there is nothing left of it to run"
         )));
     }
-    drive::request(app, caller, id, what).await?;
+    drive::request(app, caller, id, wish).await?;
     read(app, caller, id).await
 }
 

@@ -128,6 +128,7 @@ fn summary(
         state,
         waiting,
         ended_because,
+        priority: spec.0.priority,
         ranks: spec.0.gang.ranks,
         steps_done: steps_done.get(&id).copied().unwrap_or_default(),
         steps_total: Some(Step(steps_total)),

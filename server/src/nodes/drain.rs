@@ -12,13 +12,14 @@ pub(crate) async fn clear(app: &App, node: NodeId) -> Result<(), Problem> {
     for (attempt, job) in concerned(app, node).await? {
         let mut tx = app.db.system().await?;
         let mut drive = Drive::lock(app, &mut tx, &[job], &[attempt], &[node]).await?;
-        let is_there = drive
+        let Some(there) = drive
             .attempt(attempt)
-            .is_some_and(|it| it.core.stage.is_at_work() && it.nodes().contains(&node));
-        if !is_there {
+            .filter(|it| it.core.stage.is_at_work() && it.nodes().contains(&node))
+        else {
             continue;
-        }
-        drive.ask(&mut tx, job, JobEvent::MoveRequested).await?;
+        };
+        let because = format!("moved: node {} is to be free", there.core.gang.node_name(node));
+        drive.ask(&mut tx, job, JobEvent::MoveRequested, &because).await?;
         let announcement = drive.finish(&mut tx).await?;
         tx.commit().await?;
         announcement.send(&app.wakeup);

@@ -103,6 +103,16 @@ pub(crate) async fn ensure_project(
     .await
 }
 
+/// What a principal is called.
+pub(crate) async fn principal_name(
+    db: &mut PgConnection,
+    principal: PrincipalId,
+) -> sqlx::Result<String> {
+    query_scalar!("SELECT name FROM principal WHERE principal_id = $1", principal as PrincipalId)
+        .fetch_one(db)
+        .await
+}
+
 /// A member of that name with that role.
 pub(crate) async fn find_member(
     db: &mut PgConnection,

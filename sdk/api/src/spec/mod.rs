@@ -13,6 +13,7 @@ mod layers;
 mod model;
 mod optimizer;
 mod parse;
+mod priority;
 mod schedule;
 mod shapes;
 mod tagged;
@@ -39,6 +40,7 @@ pub use layers::*;
 pub use model::*;
 pub use optimizer::*;
 pub use parse::*;
+pub use priority::*;
 pub use schedule::*;
 pub use shapes::LayerMisfit;
 pub use timeouts::*;
@@ -51,6 +53,9 @@ pub use train::*;
 pub struct JobSpec {
     /// For people; need not be unique. 1 to 100 characters.
     pub name: String,
+    /// Who goes first: 0 to 99, more before less. Only admins may ask for more than the default.
+    #[serde(default)]
+    pub priority: Priority,
     /// What is trained.
     pub model: ModelSpec,
     /// What it is trained on.

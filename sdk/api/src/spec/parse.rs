@@ -181,6 +181,7 @@ mod tests {
         let spec = read(JOB).unwrap();
         assert_eq!(spec.check(), vec![]);
         assert_eq!((spec.gang.ranks, spec.ddp.bucket_mib), (RankCount::Fixed(1), 25));
+        assert_eq!(spec.priority.0, 50);
         assert_eq!(spec.collective_timeout(), Duration::from_secs(60));
     }
 
@@ -201,6 +202,7 @@ mod tests {
     #[test]
     fn values_out_of_range_are_all_named() {
         let mut spec = read(JOB).unwrap();
+        spec.priority = crate::Priority(100);
         spec.train.micro_batch = 1000;
         spec.gang.ranks = RankCount::Fixed(0);
         spec.timeouts.collective = "soon".to_owned();
@@ -208,7 +210,13 @@ mod tests {
         let fields: Vec<String> = spec.check().into_iter().map(|error| error.field).collect();
         assert_eq!(
             fields,
-            ["train.micro_batch", "gang.ranks", "timeouts.collective", "trace.first_steps"]
+            [
+                "priority",
+                "train.micro_batch",
+                "gang.ranks",
+                "timeouts.collective",
+                "trace.first_steps"
+            ]
         );
     }
 

@@ -45,7 +45,7 @@ fn read_job(job: &str, set: &[&str]) -> anyhow::Result<JobFile> {
 
 fn arguments(file: Utf8PathBuf, set: &[&str]) -> SubmitArgs {
     let set = set.iter().map(|&text| text.to_owned()).collect();
-    SubmitArgs { file, ranks: None, name: None, set, idempotency_key: None }
+    SubmitArgs { file, ranks: None, name: None, priority: None, set, idempotency_key: None }
 }
 
 fn refusal(job: &str, set: &[&str]) -> String {
@@ -123,6 +123,7 @@ fn settings_override_the_file_and_the_last_one_wins() {
     );
     args.ranks = Some(RankCount::Fixed(2));
     args.name = Some("other".to_owned());
+    args.priority = Some(60);
     let spec = read(&args).unwrap().spec;
     assert_eq!(
         (spec.name.as_str(), spec.train.seed, spec.gang.ranks),
@@ -133,6 +134,10 @@ fn settings_override_the_file_and_the_last_one_wins() {
     assert_eq!(mlp.hidden, [128, 7]);
     assert_eq!(spec.loader.config, serde_json::json!({ "mode": "loop", "list": [1, 2] }));
     assert_eq!(spec.labels["team"], "vision");
+    assert_eq!(spec.priority.0, 60);
+    args.priority = Some(100);
+    let error = read(&args).unwrap_err().to_string();
+    assert!(error.contains("priority: expected 0 to 99, got 100"), "{error}");
 }
 
 #[test]

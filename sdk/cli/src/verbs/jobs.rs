@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use chrono::{DateTime, Local, Utc};
 use lockstep_api::{
-    AttemptView, FailureView, FaultSpec, FaultTarget, FaultView, JobSummary, JobView, ListJobs,
-    TimeoutsView,
+    AttemptOutcome, AttemptView, FailureView, FaultSpec, FaultTarget, FaultView, JobSummary,
+    JobView, ListJobs, TimeoutsView,
 };
 
 use crate::args::{Global, JobArgs, PsArgs};
@@ -27,12 +27,13 @@ pub(crate) async fn ps(global: &Global, args: PsArgs, out: Out) -> anyhow::Resul
 
 fn jobs_table(jobs: &[JobSummary]) -> String {
     let mut rows =
-        table(&["ID", "NAME", "STATE", "RANKS", "STEPS", "LOSS", "SUBMITTED", "WAITS FOR"]);
+        table(&["ID", "NAME", "STATE", "PRIO", "RANKS", "STEPS", "LOSS", "SUBMITTED", "WAITS FOR"]);
     for job in jobs {
         rows.add_row([
             job.id.to_string(),
             job.name.clone(),
             job.state.to_string(),
+            job.priority.to_string(),
             job.ranks.to_string(),
             steps(job),
             or_dash(job.loss.map(number)),
@@ -75,6 +76,7 @@ fn describe(job: &JobView, page: &str) -> String {
     facts.extend(summary.ended_at.map(|at| ("ended", time(at))));
     facts.extend(summary.waiting.clone().map(|reason| ("waits for", reason)));
     facts.extend(summary.ended_because.clone().map(|reason| ("because", reason)));
+    facts.push(("priority", summary.priority.to_string()));
     facts.push(("ranks", summary.ranks.to_string()));
     facts.push(("steps", steps(summary)));
     facts.extend(summary.loss.map(|loss| ("loss", number(loss))));
@@ -158,9 +160,11 @@ fn metrics(job: &JobView) -> String {
 fn attempts(attempts: &[AttemptView]) -> String {
     let mut text = String::new();
     for attempt in attempts {
-        let end = match attempt.outcome {
-            Some(outcome) => outcome.to_string(),
-            None => attempt.state.to_string(),
+        let end = match (attempt.outcome, &attempt.stopped_because) {
+            (Some(AttemptOutcome::Cancelled), Some(because)) => format!("stopped ({because})"),
+            (Some(outcome), _) => outcome.to_string(),
+            (None, Some(because)) => format!("{} ({because})", attempt.state),
+            (None, None) => attempt.state.to_string(),
         };
         let (number, from, done) = (attempt.number, attempt.first_step, attempt.steps_done);
         writeln!(

@@ -123,7 +123,8 @@ impl Gang {
         }
     }
 
-    pub(super) fn node_name(&self, node: NodeId) -> String {
+    /// What a node of it is called.
+    pub fn node_name(&self, node: NodeId) -> String {
         let member = self.members.values().find(|member| member.node == node);
         member.map_or_else(|| node.to_string(), |member| member.node_name.clone())
     }

@@ -122,21 +122,28 @@ pub fn reclaim(
 /// A rank that would leave: the place of its gang among the candidates, itself, its slot.
 type Freed = (usize, Rank, SlotKey);
 
+/// The same nodes with these slots free.
+pub(super) fn with_freed(nodes: &[NodeOffer], freed: &BTreeSet<SlotKey>) -> Vec<NodeOffer> {
+    let mut nodes = nodes.to_vec();
+    for node in &mut nodes {
+        for slot in &mut node.slots {
+            let key = SlotKey { node: node.node, device: slot.device, index: slot.index };
+            slot.is_held &= !freed.contains(&key);
+        }
+    }
+    nodes
+}
+
 /// Whether the last of a queue would be placed if these slots were free as well.
-fn is_placed(
+pub(super) fn is_placed(
     queue: &[Request],
     nodes: &[NodeOffer],
     coming: &BTreeSet<SlotKey>,
     freed: &[Freed],
 ) -> bool {
-    let mut nodes = nodes.to_vec();
-    for node in &mut nodes {
-        for slot in &mut node.slots {
-            let key = SlotKey { node: node.node, device: slot.device, index: slot.index };
-            slot.is_held &= !coming.contains(&key) && freed.iter().all(|it| it.2 != key);
-        }
-    }
-    matches!(schedule(queue, &nodes).decisions.last(), Some(Decision::Placed(_)))
+    let free = coming.iter().copied().chain(freed.iter().map(|it| it.2)).collect();
+    let decisions = schedule(queue, &with_freed(nodes, &free)).decisions;
+    matches!(decisions.last(), Some(Decision::Placed(_)))
 }
 
 /// Slots that would be of use to a request: those of one node after the other if it has to be on one, else all.

@@ -53,6 +53,13 @@ pub enum Reason {
         /// Those.
         slots: Vec<ClosedSlots>,
     },
+    /// It gets slots of jobs of lower priority, once these have left them.
+    Preempting {
+        /// Why it waits as it is.
+        otherwise: Box<Reason>,
+        /// How many.
+        slots: u32,
+    },
 }
 
 impl Reason {
@@ -60,7 +67,9 @@ impl Reason {
     pub fn is_for_free_slots(&self) -> bool {
         match self {
             Self::NotFree { .. } => true,
-            Self::Closed { otherwise, .. } => otherwise.is_for_free_slots(),
+            Self::Closed { otherwise, .. } | Self::Preempting { otherwise, .. } => {
+                otherwise.is_for_free_slots()
+            }
             Self::NoNode
             | Self::NoSuchSlot { .. }
             | Self::TooFewTogether { .. }
@@ -126,6 +135,11 @@ impl fmt::Display for Reason {
                     write!(f, "; so are slots of {} more nodes", slots.len() - NODES_NAMED)?;
                 }
                 Ok(())
+            }
+            Self::Preempting { otherwise, slots } => {
+                let are = if *slots == 1 { "is" } else { "are" };
+                let slots = Count(*slots, "slot");
+                write!(f, "{otherwise}; {slots} {are} being given up by preempted jobs")
             }
         }
     }

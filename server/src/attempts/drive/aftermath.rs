@@ -1,11 +1,12 @@
 //! What becomes of a job and its nodes once an attempt has ended or a verdict is in.
 
-use lockstep_api::{AttemptId, AttemptOutcome, Blame, JobId};
+use lockstep_api::{AttemptId, AttemptOutcome, Blame, JobId, LogLevel, Step, StopPurpose};
 use lockstep_core::{Failure, Gang, JobEvent, Outlook, Waits, quarantine, retry};
 use sqlx::PgConnection;
 
 use super::Drive;
 use crate::attempts::store::{self, LockedAttempt};
+use crate::checkpoints;
 use crate::nodes;
 use crate::problem::Problem;
 use crate::progress;
@@ -39,6 +40,11 @@ impl Drive<'_> {
                 nodes::quarantine::forgive(db, &nodes, id, self.now).await?;
             }
             AttemptOutcome::Cancelled => {}
+        }
+        let stopped_for = self.job(job).and_then(|job| job.core.stopping);
+        if let (Some(purpose), true) = (stopped_for, outcome != AttemptOutcome::Succeeded) {
+            let resume = checkpoints::store::newest(db, job).await?.map(|(_, step)| step);
+            self.say((job, id), None, LogLevel::Info, stopped(purpose, resume));
         }
         self.step_job(job, JobEvent::AttemptEnded { generation, outcome, blame, outlook })?;
         Ok(())
@@ -91,5 +97,19 @@ impl Drive<'_> {
         let wait = retry::wait_after(store::idle(db, id).await?);
         job.not_before = Some(self.now + wait);
         Ok(Waits(wait).to_string())
+    }
+}
+
+/// A sentence for the log of a job whose attempt was stopped and that goes on from the checkpoint of this step.
+fn stopped(purpose: StopPurpose, resume: Option<Step>) -> String {
+    let from = match resume {
+        Some(step) => format!("its checkpoint of step {step}"),
+        None => "its beginning".to_owned(),
+    };
+    match purpose {
+        StopPurpose::Pause => format!("paused: goes on from {from} once it is resumed"),
+        StopPurpose::Move | StopPurpose::Preempt => {
+            format!("stopped: goes on from {from} when slots are free")
+        }
     }
 }

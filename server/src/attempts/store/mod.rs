@@ -7,6 +7,7 @@ mod read;
 mod regroup;
 mod resume;
 mod slots;
+mod stops;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,6 +36,7 @@ pub(crate) use resume::{ended_holding, let_go, resumed_from};
 pub(crate) use slots::{
     ElasticAttempt, Vacancies, coming_slots, elastic, is_slot_taken, with_vacancies,
 };
+pub(crate) use stops::{AtWork, all_at_work, record_stop};
 
 /// An attempt whose row this transaction holds.
 #[derive(Debug, Clone)]

@@ -18,7 +18,7 @@ pub(crate) async fn views(db: &mut PgConnection, job: JobId) -> sqlx::Result<Vec
         r#"
         SELECT
             attempt_id AS "id: AttemptId", number, state AS "state: AttemptState",
-            outcome AS "outcome: AttemptOutcome", generation AS "generation: Generation",
+            outcome AS "outcome: AttemptOutcome", stopped_because, generation AS "generation: Generation",
             first_step AS "first_step: Step", steps_done AS "steps_done: Step", created_at, first_step_at, ended_at
         FROM attempt WHERE job_id = $1 ORDER BY number DESC LIMIT $2
         "#,
@@ -35,6 +35,7 @@ pub(crate) async fn views(db: &mut PgConnection, job: JobId) -> sqlx::Result<Vec
         number: row.number,
         state: row.state,
         outcome: row.outcome,
+        stopped_because: row.stopped_because,
         generation: row.generation,
         first_step: row.first_step,
         steps_done: row.steps_done,

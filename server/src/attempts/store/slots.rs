@@ -7,7 +7,7 @@ use lockstep_api::{
     AttemptId, DeviceKind, JobId, JobSpec, NodeId, OrganisationId, Rank, RankCount, SlotSpec,
     Transport,
 };
-use lockstep_core::SlotKey;
+use lockstep_core::{Coming, SlotKey};
 use sqlx::types::Json;
 use sqlx::{PgConnection, query};
 
@@ -118,14 +118,20 @@ pub(crate) async fn elastic(db: &mut PgConnection) -> sqlx::Result<Vec<ElasticAt
 }
 
 /// Held slots whose processes are about to go: they were given up, or their attempt is over or told to stop.
-pub(crate) async fn coming_slots(db: &mut PgConnection) -> sqlx::Result<BTreeSet<SlotKey>> {
+pub(crate) async fn coming_slots(db: &mut PgConnection) -> sqlx::Result<Coming> {
     let rows = query!(
-        r#"SELECT node_id AS "node: NodeId", device AS "device: DeviceKind", slot_index
-           FROM group_member JOIN attempt USING (attempt_id)
-           WHERE released_at IS NULL AND (evicted_at IS NOT NULL OR state IN ('stopping', 'ended'))"#
+        r#"SELECT node_id AS "node: NodeId", device AS "device: DeviceKind", slot_index,
+                  coalesce(stopping = 'preempt', false) AS "is_preempted!"
+           FROM group_member JOIN attempt USING (attempt_id) JOIN job ON job.job_id = attempt.job_id
+           WHERE released_at IS NULL AND (evicted_at IS NOT NULL OR attempt.state IN ('stopping', 'ended'))"#
     )
     .fetch_all(db)
     .await?;
-    let key = |node, device, index| SlotKey { node, device, index };
-    Ok(rows.into_iter().map(|row| key(row.node, row.device, row.slot_index)).collect())
+    let mut coming = Coming::default();
+    for row in rows {
+        let slot = SlotKey { node: row.node, device: row.device, index: row.slot_index };
+        coming.slots.insert(slot);
+        coming.preempted.extend(row.is_preempted.then_some(slot));
+    }
+    Ok(coming)
 }

@@ -7,13 +7,14 @@
 
 use chrono::{DateTime, Utc};
 use lockstep_api::{
-    Generation, JobId, JobSpec, JobState, OrganisationId, ProjectId, StopPurpose, TimeoutSpec,
+    Generation, JobId, JobSpec, JobState, OrganisationId, Priority, ProjectId, StopPurpose,
+    TimeoutSpec,
 };
 use lockstep_core::{Job, Request, RetryBudget, Timeouts};
 use sqlx::types::{Json, Uuid};
 use sqlx::{PgConnection, query, query_scalar};
 
-/// How many queued jobs one placement pass looks at.
+/// How many queued jobs of an organisation one placement pass looks at.
 const QUEUE_LOOK: i64 = 1000;
 
 /// A job whose row this transaction holds.
@@ -50,7 +51,10 @@ pub(crate) async fn timeouts(db: &mut PgConnection, job: JobId) -> sqlx::Result<
 #[derive(Debug, Clone)]
 pub(crate) struct QueuedJob {
     pub(crate) id: JobId,
+    pub(crate) name: String,
+    pub(crate) project_id: ProjectId,
     pub(crate) organisation_id: OrganisationId,
+    pub(crate) priority: Priority,
     pub(crate) request: Request,
     pub(crate) waiting: Option<String>,
 }
@@ -67,6 +71,7 @@ pub(crate) async fn lock(db: &mut PgConnection, jobs: &[JobId]) -> sqlx::Result<
             user_retries,
             infrastructure_retries,
             stopping   AS "stopping: StopPurpose",
+            preemptions,
             not_before,
             ended_because,
             spec       AS "spec: Json<JobSpec>"
@@ -87,6 +92,7 @@ pub(crate) async fn lock(db: &mut PgConnection, jobs: &[JobId]) -> sqlx::Result<
                 infrastructure: count(row.infrastructure_retries),
             },
             stopping: row.stopping,
+            preemptions: count(row.preemptions),
         },
         spec: row.spec.0,
         not_before: row.not_before,
@@ -112,12 +118,12 @@ pub(crate) async fn save(
     waiting: Option<&str>,
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
-    let Job { state, generation, budget, stopping } = job.core;
+    let Job { state, generation, budget, stopping, preemptions } = job.core;
     query!(
         "UPDATE job
          SET state = $2, generation = $3, user_retries = $4, infrastructure_retries = $5, waiting = $6,
              ended_at = CASE WHEN $7 THEN coalesce(ended_at, $8) END, not_before = $9, ended_because = $10,
-             stopping = $11
+             stopping = $11, preemptions = $12
          WHERE job_id = $1 AND generation <= $3",
         job.id as JobId,
         state as JobState,
@@ -130,13 +136,14 @@ pub(crate) async fn save(
         job.not_before,
         job.ended_because.as_deref(),
         stopping as Option<StopPurpose>,
+        i32::try_from(preemptions).unwrap_or(i32::MAX),
     )
     .execute(db)
     .await
     .map(drop)
 }
 
-/// Those that wait for slots, oldest first. Who waits after a failure is not among them.
+/// Those that wait for slots, the highest priority first, of equals the oldest. Who waits after a failure is not among them.
 pub(crate) async fn queue(
     db: &mut PgConnection,
     now: DateTime<Utc>,
@@ -144,13 +151,19 @@ pub(crate) async fn queue(
     let rows = query!(
         r#"
         SELECT
-            job_id                  AS "id: JobId",
-            project.organisation_id AS "organisation_id: OrganisationId",
-            spec                    AS "spec: Json<JobSpec>",
+            job_id          AS "id!: JobId",
+            name            AS "name!",
+            project_id      AS "project_id!: ProjectId",
+            organisation_id AS "organisation_id!: OrganisationId",
+            priority        AS "priority!",
+            spec            AS "spec!: Json<JobSpec>",
             waiting
-        FROM job JOIN project USING (project_id)
-        WHERE state = 'queued' AND ended_at IS NULL AND (not_before IS NULL OR not_before <= $2)
-        ORDER BY job.created_at, job_id LIMIT $1
+        FROM (SELECT job.*, organisation_id,
+                     row_number() OVER (PARTITION BY organisation_id ORDER BY priority DESC, job.created_at, job_id) AS place
+              FROM job JOIN project USING (project_id)
+              WHERE state = 'queued' AND ended_at IS NULL AND (not_before IS NULL OR not_before <= $2)) AS queued
+        WHERE place <= $1
+        ORDER BY priority DESC, created_at, job_id
         "#,
         QUEUE_LOOK,
         now,
@@ -159,7 +172,10 @@ pub(crate) async fn queue(
     .await?;
     let jobs = rows.into_iter().map(|row| QueuedJob {
         id: row.id,
+        name: row.name,
+        project_id: row.project_id,
         organisation_id: row.organisation_id,
+        priority: Priority(count(row.priority)),
         request: Request {
             ranks: row.spec.0.gang.ranks,
             slot: row.spec.0.gang.slot,

@@ -43,8 +43,8 @@ pub(crate) async fn insert(db: &mut PgConnection, job: &NewJob<'_>) -> sqlx::Res
     let number = |count: u32| i32::try_from(count).unwrap_or(i32::MAX);
     query!(
         "INSERT INTO job (job_id, project_id, principal_id, name, state, spec, ranks, samples_per_epoch, steps_total,
-                          user_retries, infrastructure_retries, created_at)
-         VALUES ($1, $2, $3, $4, 'queued', $5, $6, $7, $8, $9, $10, $11)",
+                          user_retries, infrastructure_retries, created_at, priority)
+         VALUES ($1, $2, $3, $4, 'queued', $5, $6, $7, $8, $9, $10, $11, $12)",
         job.id as JobId,
         job.project_id as ProjectId,
         job.principal_id as PrincipalId,
@@ -56,6 +56,7 @@ pub(crate) async fn insert(db: &mut PgConnection, job: &NewJob<'_>) -> sqlx::Res
         number(job.spec.retry.user),
         number(job.spec.retry.infrastructure),
         job.created_at,
+        number(job.spec.priority.0),
     )
     .execute(db)
     .await

@@ -877,6 +877,8 @@ export interface components {
             state: components["schemas"]["AttemptState"];
             /** @description Steps done so far, those before `first_step` included. */
             steps_done: components["schemas"]["Step"];
+            /** @description Why it was told to stop, if it was: one sentence. */
+            stopped_because?: string | null;
         };
         /** @description Average pooling. */
         AvgPool2dSpec: {
@@ -1802,6 +1804,8 @@ export interface components {
             model: components["schemas"]["ModelSpec"];
             /** @description For people; need not be unique. 1 to 100 characters. */
             name: string;
+            /** @description Who goes first: 0 to 99, more before less. Only admins may ask for more than the default. */
+            priority?: components["schemas"]["Priority"];
             /** @description What a failure costs. */
             retry?: components["schemas"]["RetrySpec"];
             /** @description The one time limit that the others are derived from. */
@@ -1839,6 +1843,8 @@ export interface components {
             loss?: number | null;
             /** @description Its name. */
             name: string;
+            /** @description Who goes first: 0 to 99, more before less. */
+            priority?: components["schemas"]["Priority"];
             /** @description World size asked for, or between which sizes it may change. */
             ranks: components["schemas"]["RankCount"];
             /** @description Where it stands. */
@@ -2387,6 +2393,8 @@ export interface components {
                 loss?: number | null;
                 /** @description Its name. */
                 name: string;
+                /** @description Who goes first: 0 to 99, more before less. */
+                priority?: components["schemas"]["Priority"];
                 /** @description World size asked for, or between which sizes it may change. */
                 ranks: components["schemas"]["RankCount"];
                 /** @description Where it stands. */
@@ -2497,6 +2505,11 @@ export interface components {
          * @description Someone or something that acts: a person or a program.
          */
         PrincipalId: string;
+        /**
+         * Format: int32
+         * @description Who goes first, and whose slots are taken for whom: more before less.
+         */
+        Priority: number;
         /** @description An error body, `application/problem+json`. */
         ProblemBody: {
             /** @description For programs. */

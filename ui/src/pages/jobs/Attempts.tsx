@@ -13,7 +13,7 @@ export function Attempts({ attempts }: { attempts: AttemptView[] }) {
         <Card key={attempt.id} withBorder data-testid="attempt">
           <Group justify="space-between">
             <Title order={2} size="h5">
-              Attempt {attempt.number}: {attempt.outcome ?? attempt.state}
+              Attempt {attempt.number}: {ended(attempt)}
             </Title>
             <Text size="sm" c="dimmed">
               {summary(attempt)}
@@ -24,6 +24,14 @@ export function Attempts({ attempts }: { attempts: AttemptView[] }) {
       ))}
     </Stack>
   );
+}
+
+/** A stop that was asked for says by what. */
+function ended(attempt: AttemptView): string {
+  if (attempt.outcome === "cancelled" && attempt.stopped_because) {
+    return `stopped (${attempt.stopped_because})`;
+  }
+  return attempt.outcome ?? attempt.state;
 }
 
 function summary(attempt: AttemptView): string {

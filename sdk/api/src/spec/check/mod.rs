@@ -11,7 +11,7 @@ mod train;
 pub use model::MAX_PARAMETERS;
 
 use super::parse::{FieldError, parse_duration};
-use crate::{Digest, JobSpec};
+use crate::{Digest, JobSpec, Priority};
 
 impl JobSpec {
     /// Everything that can be said without looking at components or data. Empty: fine.
@@ -24,6 +24,7 @@ impl JobSpec {
         check.that(!self.name.contains(char::is_control), "name", || {
             format!("expected no control characters, got {:?}", self.name)
         });
+        check.range("priority", self.priority.0, 0, Priority::MAX.0.into());
         check.model(&self.model);
         check.train(self);
         check.eval(self);
