@@ -1096,7 +1096,7 @@ export interface components {
             sequence: number;
             /**
              * Format: int64
-             * @description How long the first rank has been in it, milliseconds.
+             * @description How long the first rank had been in it when something was last heard, milliseconds.
              */
             waited_ms: number;
             /** @description What it is, for people: `bucket 3 of 9`. */
@@ -1433,7 +1433,7 @@ export interface components {
          * @description What broke: the code of a verdict.
          * @enum {string}
          */
-        FailureCode: "peer_gone" | "not_entered" | "node_lost" | "rendezvous_timeout" | "interface_unreachable" | "plan_mismatch" | "diverged" | "non_finite" | "guest_trap" | "guest_time_limit" | "guest_memory_limit" | "guest_stack_overflow" | "guest_output_limit" | "guest_shape" | "guest_error" | "prepare_failed" | "checkpoint_failed" | "heal_failed" | "out_of_memory" | "rank_error";
+        FailureCode: "peer_gone" | "not_entered" | "link_or_device_stall" | "comm_error" | "node_lost" | "rendezvous_timeout" | "reform_timeout" | "peer_unreachable" | "abort_hung" | "interface_unreachable" | "plan_mismatch" | "mismatch" | "diverged" | "non_finite" | "guest_trap" | "guest_time_limit" | "guest_memory_limit" | "guest_stack_overflow" | "guest_output_limit" | "guest_shape" | "guest_error" | "prepare_failed" | "checkpoint_failed" | "heal_failed" | "out_of_memory" | "rank_error";
         /**
          * Format: uuid
          * @description One verdict on something that broke.
@@ -1491,14 +1491,15 @@ export interface components {
          * @description What a fault does that a job asked for.
          * @enum {string}
          */
-        FaultKind: "kill" | "freeze" | "slow" | "corrupt";
+        FaultKind: "kill" | "freeze" | "slow" | "partition" | "corrupt";
         /** @description One fault. It happens once, however often its step is done again. */
         FaultSpec: {
             /** @description What happens. */
             kind: components["schemas"]["FaultKind"];
             /**
              * Format: int64
-             * @description How long a `slow` rank does nothing. 1 to 600000.
+             * @description How long a `slow` rank does nothing, a `slow` link carries little, or a `partition` keeps an agent from its server. 1 to
+             *     600000.
              */
             milliseconds?: number;
             /** @description When the rank begins this part of the step; for `evaluation` and `checkpoint`, of those that follow it. */
@@ -1507,14 +1508,14 @@ export interface components {
             rank: components["schemas"]["Rank"];
             /** @description In which optimizer step. */
             step: components["schemas"]["Step"];
-            /** @description To whom: a rank, or the agent of the node that it runs on. */
+            /** @description To whom: a rank, the agent of the node that it runs on, or its links to ranks of other nodes. */
             target?: components["schemas"]["FaultTarget"];
         };
         /**
          * @description To whom a fault happens.
          * @enum {string}
          */
-        FaultTarget: "rank" | "agent";
+        FaultTarget: "rank" | "agent" | "link";
         /** @description A fault that a job asked for. */
         FaultView: {
             /**
@@ -2592,7 +2593,7 @@ export interface components {
             phase?: components["schemas"]["Phase"] | null;
             /**
              * Format: int64
-             * @description For how long, milliseconds.
+             * @description For how long when this was heard, milliseconds.
              */
             phase_ms?: number | null;
             /**
@@ -2612,7 +2613,7 @@ export interface components {
             step?: components["schemas"]["Step"] | null;
             /**
              * Format: int64
-             * @description How long it has been in that collective, milliseconds; absent when it is in none.
+             * @description How long it had been in that collective when this was heard, milliseconds; absent when it is in none.
              */
             waited_ms?: number | null;
             /** @description What `entered` is. */
