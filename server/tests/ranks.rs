@@ -70,24 +70,25 @@ async fn the_map_says_who_has_entered_who_is_missing_and_how_old_the_news_is(poo
     let map = part(&server, &job, "ranks").await;
     assert_eq!(
         map["collective"],
-        json!({"sequence": 41, "what": "bucket 3 of 9", "waited_ms": 2100})
+        json!({"sequence": 41, "what": "bucket 3 of 9", "waited_ms": 2000}),
+        "as of the news, which is 100 ms old"
     );
     assert_eq!(
         (&map["attempt_id"], &map["generation"]),
         (&fence["attempt_id"], &fence["generation"])
     );
     let [first, second] = &map["ranks"].as_array().unwrap()[..] else { panic!("{map:#}") };
-    assert_eq!((&first["standing"], &first["waited_ms"]), (&json!("entered"), &json!(2100)));
+    assert_eq!((&first["standing"], &first["waited_ms"]), (&json!("entered"), &json!(2000)));
     let expected = json!({
-        "rank": 1, "node_id": agent.node_id, "node_name": "alpha", "pid": 101, "phase": "data", "phase_ms": 5200,
+        "rank": 1, "node_id": agent.node_id, "node_name": "alpha", "pid": 101, "phase": "data", "phase_ms": 5100,
         "step": 12, "standing": "missing", "entered": 40, "left": 40, "what": "bucket 3 of 9", "waited_ms": null,
         "pause_left_ms": 150, "is_stopped": true, "seen_ms": 100,
     });
     assert_eq!(*second, expected);
     assert_eq!(
         map["summary"],
-        "rank 1 on node alpha has not entered bucket 3 of 9 (collective 41) for 2.1 s: phase data of step 12 since \
-         5.2 s, its process is stopped, it has announced to be busy for 0.1 s more at most; rank 0 waits"
+        "rank 1 on node alpha has not entered bucket 3 of 9 (collective 41) for 2.0 s: phase data of step 12 since \
+         5.1 s, its process is stopped, it has announced to be busy for 0.2 s more at most; rank 0 waits"
     );
     let other = server.other_project().await;
     server.get(&format!("/v1/jobs/{job}/ranks"), &other.token).await.problem(404, "not_found");

@@ -180,7 +180,22 @@ impl Service {
         if wait_for("its processes are gone", CLEAN_UP, gone).await.is_err() {
             wrong.push("processes are left".to_owned());
         }
+        if !wrong.is_empty() {
+            // Whoever reads of it has only this.
+            wrong.push(self.told_of(&job)?);
+        }
         Ok(Outcome { fault: view, wrong })
+    }
+
+    /// What the service shows of a job, and its log.
+    fn told_of(&self, job: &JobView) -> anyhow::Result<String> {
+        let id = job.summary.id.to_string();
+        let mut told = String::new();
+        for verb in ["show", "logs"] {
+            let output = self.lockstep().args([verb, &id]).output()?;
+            told.push_str(&String::from_utf8_lossy(&output.stdout));
+        }
+        Ok(format!("\n{told}"))
     }
 
     async fn reference(&self, job: &JobView) -> anyhow::Result<Reference> {

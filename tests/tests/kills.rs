@@ -70,6 +70,25 @@ async fn a_killed_rank_is_named_and_replaced_and_the_job_goes_on_with_the_same_c
     Ok(())
 }
 
+/// It has nobody who would miss it.
+#[tokio::test]
+async fn a_lone_rank_that_is_frozen_is_named_and_its_job_tried_again() -> anyhow::Result<()> {
+    let service = Service::start(1).await?;
+    let settings = [
+        "train.epochs=10",
+        "checkpoint.every_steps=12",
+        "timeouts.collective=2s",
+        "chaos=[{kind=\"freeze\",rank=0,step=30}]",
+    ];
+    let job = service.train(JOB, &[&settings[..], &["gang.ranks=1"]].concat()).await?;
+    let verdict = &job.failures[0];
+    assert_eq!(verdict.code, FailureCode::NotEntered, "{verdict:#?}");
+    assert_eq!(verdict.rank.map(|rank| rank.0), Some(0), "{verdict:#?}");
+    assert!(verdict.message.contains("has been stopped for 2."), "{verdict:#?}");
+    assert_eq!((job.failures.len(), job.attempts.len()), (1, 2), "{:#?}", job.failures);
+    assert_nothing_lost_or_repeated(&service, &job).await
+}
+
 #[tokio::test]
 async fn a_killed_agent_takes_its_ranks_along_and_the_job_is_placed_again_when_it_is_back()
 -> anyhow::Result<()> {

@@ -16,6 +16,9 @@ use crate::link::AgentLink;
 /// How long the word of a fault may take to leave.
 const TELL_LIMIT: Duration = Duration::from_secs(2);
 
+/// How long a rank waits to be ended with its agent: longer than that waits until the server knows.
+const AGENT_LIMIT: Duration = Duration::from_secs(3);
+
 /// What is still to happen, to whichever rank. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Faults {
@@ -92,7 +95,8 @@ impl Faults {
     fn happen(&self, fault: FaultSpec) {
         let duration = Duration::from_millis(fault.milliseconds);
         match fault.target {
-            // It has been told.
+            // It has been told, and takes this rank along.
+            FaultTarget::Agent if fault.kind == FaultKind::Kill => thread::sleep(AGENT_LIMIT),
             FaultTarget::Agent => {}
             FaultTarget::Rank => match fault.kind {
                 FaultKind::Slow => thread::sleep(duration),

@@ -50,6 +50,8 @@ pub(crate) enum Input {
     Gone(Gone),
     /// The agent itself cannot go on with the attempt.
     Broken(FailureReport),
+    /// A rank's process is stopped, and nobody is left that would miss it.
+    StandsStill(FailureReport),
     /// The server wants the ranks to leave after their step.
     StopAsked,
     /// The ranks must die: the attempt is no longer this node's.
@@ -205,6 +207,13 @@ impl Course {
             Input::Broken(report) => {
                 self.verdict(report, &mut actions);
                 self.kill(&mut actions);
+            }
+            // Whoever else has said what is wrong knows more.
+            Input::StandsStill(report) => {
+                if self.mode == Mode::Running && !self.has_verdict && self.held.is_none() {
+                    self.verdict(report, &mut actions);
+                    self.interrupt(&mut actions);
+                }
             }
             Input::StopAsked if self.can_regroup() => {
                 self.mode = Mode::Stopping;

@@ -164,6 +164,20 @@ fn a_complaint_of_another_nodes_rank_is_held_if_one_here_may_be_the_cause() {
 }
 
 #[test]
+fn a_rank_that_stands_still_is_told_of_unless_something_else_is() {
+    let still = || Input::StandsStill(failure(FailureCode::NotEntered, &[0]));
+    let (mut course, now) = course(1);
+    assert_eq!(reports(&course.step(still(), now)), ["not_entered", "interrupt"]);
+    assert_eq!(reports(&course.step(still(), now)), [""; 0]);
+    let (mut missed, now) = self::course(2);
+    missed.step(interrupted(1, &[0]), now);
+    assert_eq!(reports(&missed.step(still(), now)), [""; 0]);
+    let (mut stopping, now) = self::course(1);
+    stopping.step(Input::StopAsked, now);
+    assert_eq!(reports(&stopping.step(still(), now)), [""; 0]);
+}
+
+#[test]
 fn complaints_that_are_held_together_are_told_together() {
     let (mut course, now) = course(3);
     for (by, missing) in [(0, 2), (2, 0), (1, 2), (1, 0)] {

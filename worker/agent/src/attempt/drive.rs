@@ -14,7 +14,7 @@ use lockstep_api::{
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::checkpoints::{Checkpoints, Outcome, Written};
 use super::course::{Action, Course, Ending, Gone, Graces, Input, own_failure};
@@ -24,6 +24,7 @@ use super::positions::{Positions, process_state};
 use super::prepare::{PrepareError, Ready, folder_of, prepare};
 use super::process::RankProcess;
 use super::reporter::Reporter;
+use super::watchdog::{self, Look, Watchdog};
 use crate::control_group::AttemptGroup;
 use crate::folder::WorkFolder;
 use crate::gang::{Order, fence_of};
@@ -184,6 +185,7 @@ struct Drive {
     socket_paths: Vec<Utf8PathBuf>,
     /// Faults that the job asked for.
     chaos: Vec<FaultSpec>,
+    watchdog: Watchdog,
     /// Dropped, and so ended, with the attempt.
     tasks: JoinSet<()>,
 }
@@ -225,6 +227,7 @@ impl Drive {
             gone,
             socket_paths: Vec::new(),
             chaos: assignment.spec.chaos.clone(),
+            watchdog: Watchdog::new(assignment.spec.collective_timeout()),
         }
     }
 
@@ -233,6 +236,8 @@ impl Drive {
         let mut unfinished = self.checkpoints.unfinished();
         let mut acked = self.node.spool.acked();
         let mut order = Order::Run;
+        let mut looks = tokio::time::interval(watchdog::LOOK_EVERY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         told.mark_changed();
         let ending = loop {
             match self.course.ending() {
@@ -260,6 +265,7 @@ impl Drive {
                     }
                     self.act(Input::Tick);
                 }
+                _ = looks.tick() => self.look_for_stopped(),
                 Some(line) = self.lines.recv() => self.reporter.line(line),
                 Some(heard) = self.heard.recv(), if !holds_back => self.hear(heard),
                 _ = acked.changed(), if holds_back => {}
@@ -291,6 +297,18 @@ impl Drive {
         } else if let Some((wanted, _)) = &mut self.next {
             *wanted = told.wanted;
             self.seat_next().await;
+        }
+    }
+
+    fn look_for_stopped(&mut self) {
+        let look = |known: &RankProcess| {
+            let (rank, pid) = (known.rank(), known.pid.as_raw_pid());
+            let is_stopped = matches!(process_state(pid), Some('T' | 't'));
+            Look { rank, pid, is_stopped, position: self.positions.of(rank) }
+        };
+        let looks: Vec<Look> = self.processes.values().map(look).collect();
+        if let Some(report) = self.watchdog.look(&looks, Instant::now()) {
+            self.act(Input::StandsStill(report));
         }
     }
 
