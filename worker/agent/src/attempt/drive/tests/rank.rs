@@ -33,16 +33,8 @@ pub(super) fn act(config: &RankConfig) -> i32 {
     }
     begin(config, &mut say);
     match config.spec.name.as_str() {
-        it @ ("meet" | "parent") => {
-            if it == "meet" {
-                meet_tests::compare_memories(config)
-            } else {
-                leave_a_child_behind()
-            }
-            finish(&mut say, &mut hear)
-        }
-        "deserter" => {
-            leave_a_deserter_behind();
+        "meet" | "parent" | "deserter" => {
+            prepare_to_finish(config);
             finish(&mut say, &mut hear)
         }
         "eat" if config.rank == Rank(0) => {
@@ -86,10 +78,7 @@ pub(super) fn act(config: &RankConfig) -> i32 {
         }
         "complain" if config.rank == Rank(0) => {
             assert_eq!(hear(), Some(AgentMessage::Stop));
-            let evidence = serde_json::json!({ "missing": [1] });
-            let message = "rank 1 has not entered".to_owned();
-            let report = own_failure(FailureCode::NotEntered, message);
-            say(&RankMessage::Failed(FailureReport { evidence, ..report }));
+            complain(&mut say);
             1
         }
         _ => {
@@ -97,6 +86,22 @@ pub(super) fn act(config: &RankConfig) -> i32 {
             3
         }
     }
+}
+
+/// What a rank does that is to be let go.
+fn prepare_to_finish(config: &RankConfig) {
+    match config.spec.name.as_str() {
+        "meet" => meet_tests::compare_memories(config),
+        "parent" => leave_a_child_behind(),
+        _ => leave_a_deserter_behind(),
+    }
+}
+
+fn complain(say: &mut impl FnMut(&RankMessage)) {
+    let evidence = serde_json::json!({ "missing": [1] });
+    let message = "rank 1 has not entered".to_owned();
+    let report = own_failure(FailureCode::NotEntered, message);
+    say(&RankMessage::Failed(FailureReport { evidence, ..report }));
 }
 
 /// Status 0 if it is let go.
