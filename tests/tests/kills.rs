@@ -84,7 +84,7 @@ async fn a_lone_rank_that_is_frozen_is_named_and_its_job_tried_again() -> anyhow
     let verdict = &job.failures[0];
     assert_eq!(verdict.code, FailureCode::NotEntered, "{verdict:#?}");
     assert_eq!(verdict.rank.map(|rank| rank.0), Some(0), "{verdict:#?}");
-    assert!(verdict.message.contains("has been stopped for 2."), "{verdict:#?}");
+    assert!(verdict.message.contains(": stopped for "), "{verdict:#?}");
     assert_eq!((job.failures.len(), job.attempts.len()), (1, 2), "{:#?}", job.failures);
     assert_nothing_lost_or_repeated(&service, &job).await
 }

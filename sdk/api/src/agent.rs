@@ -415,7 +415,7 @@ pub struct RankExit {
 }
 
 impl RankExit {
-    /// What a rank that was ended for want of memory is told of: `the job's ranks there used more than …`.
+    /// Why the kernel ended it, if for want of memory: `the job's ranks there used more than their 1024 MiB of memory (gang.slot.memory_mib)`.
     pub fn over_memory(&self) -> Option<String> {
         let mib = self.exceeded_memory_mib?;
         Some(format!(

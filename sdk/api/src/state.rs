@@ -118,7 +118,7 @@ labels! {
         ReformTimeout = "reform_timeout",
         /// A rank cannot be reached at any of its addresses.
         PeerUnreachable = "peer_unreachable",
-        /// A rank did not leave a lost group in time and was killed.
+        /// A rank did not leave in time after its own failure and was killed.
         AbortHung = "abort_hung",
         /// A node has no address at which ranks of other nodes could reach its own.
         InterfaceUnreachable = "interface_unreachable",

@@ -327,7 +327,7 @@ impl Attempt {
             .and_then(|suspect| self.gang.stall_told_by_both(&suspect.failure, &failure));
         if let Some(stall) = stall {
             effects.push(Effect::File { failure, generation, standing: Standing::Effect });
-            return self.conclude_stall(stall, effects, (terms, now));
+            return self.conclude_found(stall, effects, (terms, now));
         }
         if is_at_work {
             let suspect = self.gang.suspect.get_or_insert_with(|| Suspect {
@@ -479,24 +479,25 @@ impl Attempt {
     /// The suspect is the verdict.
     fn promote(self, mut effects: Vec<Effect>, at: (Terms, DateTime<Utc>)) -> Stepped {
         let Some(suspect) = &self.gang.suspect else { return (self, effects) };
-        if let Some(stall) = self.gang.stall_seen(suspect) {
-            return self.conclude_stall(stall, effects, at);
+        let better = self.gang.stopped_instead(suspect);
+        if let Some(found) = better.or_else(|| self.gang.stall_seen(suspect)) {
+            return self.conclude_found(found, effects, at);
         }
         let failure = suspect.failure.clone();
         effects.push(Effect::PromoteSuspect);
         self.conclude(&failure, effects, at)
     }
 
-    /// What was filed so far are its effects.
-    fn conclude_stall(
+    /// What no rank could tell is the verdict; what was filed so far are its effects.
+    fn conclude_found(
         self,
-        stall: Failure,
+        found: Failure,
         mut effects: Vec<Effect>,
         at: (Terms, DateTime<Utc>),
     ) -> Stepped {
-        let (failure, generation) = (stall.clone(), self.gang.generation);
+        let (failure, generation) = (found.clone(), self.gang.generation);
         effects.push(Effect::File { failure, generation, standing: Standing::Verdict });
-        self.conclude(&stall, effects, at)
+        self.conclude(&found, effects, at)
     }
 
     fn end_if_stopping_and_all_gone(self, effects: Vec<Effect>) -> Stepped {

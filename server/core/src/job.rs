@@ -27,7 +27,7 @@ impl RetryBudget {
 
 /// A job whose slots were taken so often for jobs of higher priority keeps them from then on: no two jobs throw each other
 /// out for ever.
-pub const MOST_PREEMPTIONS: u32 = 3;
+pub const MAX_PREEMPTIONS: u32 = 3;
 
 /// What decides about a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl Job {
                 Ok(self.stop(StopPurpose::Move))
             }
             (JobState::Active, JobEvent::PreemptRequested)
-                if self.stopping.is_none() && self.preemptions < MOST_PREEMPTIONS =>
+                if self.stopping.is_none() && self.preemptions < MAX_PREEMPTIONS =>
             {
                 let paid = Self { preemptions: self.preemptions + 1, ..self };
                 Ok(paid.stop(StopPurpose::Preempt))

@@ -78,7 +78,7 @@ fn a_job_that_is_moved_is_queued_again_for_nothing_and_a_pause_beats_that() {
 fn a_preempted_job_is_queued_again_for_nothing_as_often_as_its_budget_says() {
     use JobEvent::{MoveRequested, PauseRequested, Placed, PreemptRequested, ResumeRequested};
     let mut job = job(0, 0);
-    for generation in 1..=MOST_PREEMPTIONS {
+    for generation in 1..=MAX_PREEMPTIONS {
         let (placed, _) = job.step(Placed).unwrap();
         let (stopping, effects) = placed.step(PreemptRequested).unwrap();
         assert_eq!(effects, [JobEffect::StopAttempt]);
@@ -171,7 +171,7 @@ proptest! {
             prop_assert!(next.budget.user <= job.budget.user);
             prop_assert!(next.budget.infrastructure <= job.budget.infrastructure);
             prop_assert!(next.stopping.is_none() || next.state == JobState::Active);
-            prop_assert!(job.preemptions <= next.preemptions && next.preemptions <= MOST_PREEMPTIONS);
+            prop_assert!(job.preemptions <= next.preemptions && next.preemptions <= MAX_PREEMPTIONS);
             let was_stopped = job.stopping.is_some() && next.generation == job.generation;
             stopped += usize::from(was_stopped && matches!(next.state, JobState::Queued | JobState::Paused));
             begun += effects.iter().filter(|e| **e == JobEffect::BeginAttempt).count();

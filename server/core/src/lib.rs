@@ -18,7 +18,7 @@ pub use attempt::{
     Attempt, Effect, Event, Gang, Member, NewSlot, News, NodeLoss, Place, Readiness, Replacement,
     Seated, Stage, StepError, Suspect, Terms, Word,
 };
-pub use job::{Job, JobEffect, JobEvent, JobStepError, MOST_PREEMPTIONS, RetryBudget};
+pub use job::{Job, JobEffect, JobEvent, JobStepError, MAX_PREEMPTIONS, RetryBudget};
 pub use lease::{LeaseTerms, LeaseTermsError};
 pub use ledger::{complete_epochs, counts_below};
 pub use lockstep_api::Timeouts;

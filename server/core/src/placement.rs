@@ -2,9 +2,9 @@
 //!
 //! # One pass over the queue
 //!
-//! Jobs are looked at in their order: by priority, and as they came. One that fits takes its slots. One that would fit if slots were free
-//! keeps the free ones where it would fit first, so that smaller jobs behind it cannot starve it. One that the nodes
-//! could not hold even when empty keeps nothing, and others pass it.
+//! Jobs are looked at in their order: by priority, and as they came. One that fits takes its slots. One that would fit if
+//! slots were free keeps the free ones where it would fit first, so that smaller jobs behind it cannot starve it. One that
+//! the nodes could not hold even when empty keeps nothing, and others pass it.
 //!
 //! # Over several nodes
 //!

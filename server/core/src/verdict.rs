@@ -145,13 +145,14 @@ pub fn of_node(message: String) -> FailureReport {
     }
 }
 
-/// The failure of ranks (and their nodes' names) that did not say in time where they listen. There is at least one.
-pub fn of_rendezvous(missing: &[(Rank, &str)]) -> FailureReport {
+/// The failure of ranks (and their nodes' names) that did not say in time where they listen. There is at least one. `code`: of an
+/// attempt's first group, or of one in the place of another.
+pub fn of_rendezvous(code: FailureCode, missing: &[(Rank, &str)]) -> FailureReport {
     let named: Vec<String> =
         missing.iter().map(|(rank, node)| format!("rank {rank} on node {node}")).collect();
     let ranks: Vec<i32> = missing.iter().map(|(rank, _)| rank.0).collect();
     FailureReport {
-        code: FailureCode::RendezvousTimeout,
+        code,
         rank: missing.first().map(|(rank, _)| *rank),
         exit: None,
         step: None,
@@ -165,7 +166,7 @@ pub fn of_rendezvous(missing: &[(Rank, &str)]) -> FailureReport {
     }
 }
 
-/// The failure of ways between ranks (and their nodes' names) that nothing comes through, of which `complaint` was one sign.
+/// The failure of links that carry nothing, by their ends (with the names of their nodes), of which `complaint` was one sign.
 pub fn of_stall(
     ends: &[(Rank, &str)],
     collective: i64,
@@ -187,6 +188,22 @@ pub fn of_stall(
             what.unwrap_or("the same collective"),
         ),
         evidence: serde_json::json!({ "between": ranks, "collective": collective, "what": what }),
+    }
+}
+
+/// The failure of ranks (and their nodes' names) whose processes are stopped, when `complaint` missed others. There is at least one.
+pub fn of_stopped(stopped: &[(Rank, &str)], complaint: &FailureReport) -> FailureReport {
+    let named: Vec<String> = stopped
+        .iter()
+        .map(|(rank, node)| format!("the process of rank {rank} on node {node} is stopped"))
+        .collect();
+    let ranks: Vec<i32> = stopped.iter().map(|(rank, _)| rank.0).collect();
+    FailureReport {
+        code: FailureCode::NotEntered,
+        rank: stopped.first().map(|(rank, _)| *rank),
+        message: format!("{}, so that {}", named.join(", "), complaint.message),
+        evidence: serde_json::json!({ "missing": ranks }),
+        ..complaint.clone()
     }
 }
 

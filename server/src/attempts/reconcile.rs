@@ -102,7 +102,9 @@ pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
     }
     for (organisation, wants) in organisations {
         let nodes = offers.remove(&organisation).unwrap_or_default();
-        serve(app, &wants, &nodes, &coming).await?;
+        if let Err(problem) = serve(app, &wants, &nodes, &coming).await {
+            tracing::error!(organisation.id = %organisation, %problem, "the queue of an organisation cannot be served");
+        }
     }
     Ok(soon)
 }

@@ -30,7 +30,7 @@ use leftover::end_leftovers;
 
 /// How long what an agent before left behind may take to die at the start.
 const LEFTOVER_LIMIT: Duration = Duration::from_secs(5);
-const LEFTOVER_LOOK: Duration = Duration::from_millis(5);
+pub(crate) const LEFTOVER_LOOK: Duration = Duration::from_millis(5);
 /// The group in which it is tried whether a process may enter.
 const TRIAL: &str = "trial";
 
@@ -201,7 +201,7 @@ impl AttemptGroup {
 
     /// Who is in it.
     pub(crate) fn left(&self) -> String {
-        described(&self.folders.iter().flat_map(Folder::processes).collect::<Vec<_>>())
+        described(&processes(&self.folders))
     }
 }
 
@@ -235,10 +235,7 @@ impl RankGroup {
 
     /// Who is in it.
     pub(crate) fn processes(&self) -> Vec<i32> {
-        let mut found: Vec<i32> = self.folders.iter().flat_map(Folder::processes).collect();
-        found.sort_unstable();
-        found.dedup();
-        found
+        processes(&self.folders)
     }
 
     /// The memory, MiB, that the attempt's ranks have here, if a process of this group was killed for want of more.
@@ -251,6 +248,14 @@ impl RankGroup {
             .find(|(_, attempt)| attempt.has_met_limit())?;
         u32::try_from(full.memory_limit()? >> 20).ok()
     }
+}
+
+/// Who is in a group that is in several hierarchies.
+fn processes(folders: &[Folder]) -> Vec<i32> {
+    let mut found: Vec<i32> = folders.iter().flat_map(Folder::processes).collect();
+    found.sort_unstable();
+    found.dedup();
+    found
 }
 
 fn try_end(folders: &[Folder]) -> bool {

@@ -84,12 +84,12 @@ impl Server {
         result
     }
 
-    /// Nothing is said to the server, nor heard from it, for so long.
+    /// For so long there are no heartbeats, polls or reports, and no upload begins. What is being fetched or uploaded goes on.
     pub(crate) fn cut(&self, duration: Duration) {
         self.cut_until.send_replace(Instant::now() + duration);
     }
 
-    /// Comes back while something can come through.
+    /// Comes back once something can come through.
     pub(crate) async fn reachable(&self) {
         let mut until = self.cut_until.subscribe();
         loop {

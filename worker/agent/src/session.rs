@@ -103,7 +103,10 @@ pub(crate) async fn heartbeats(
         if !is_due {
             continue;
         }
-        node.server.reachable().await;
+        tokio::select! {
+            () = node.server.reachable() => {}
+            () = end.cancelled() => return,
+        }
         last = Some(Instant::now());
         let request = HeartbeatRequest { boot_id: boot_id.clone(), running: living.all() };
         let client = node.server.client();
@@ -143,11 +146,15 @@ pub(crate) async fn polls(
             boot_id: boot_id.clone(),
             host: node.reach.host.clone(),
         };
+        tokio::select! {
+            () = node.server.reachable() => {}
+            () = end.cancelled() => return,
+        }
         let asked_at = Instant::now();
         let client = node.server.client();
         let answer = tokio::select! {
             answer = client.poll(&request) => node.server.note(answer),
-            () = async { node.server.cut_off().await; node.server.reachable().await } => continue,
+            () = node.server.cut_off() => continue,
             () = end.cancelled() => return,
         };
         match answer {

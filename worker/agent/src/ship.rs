@@ -57,9 +57,13 @@ pub(crate) async fn ship(node: Arc<Node>, end: CancellationToken) {
             }
             continue;
         };
+        tokio::select! {
+            () = node.server.reachable() => {}
+            () = end.cancelled() => return,
+        }
         let shipped = tokio::select! {
             shipped = hand_over(&node, reports) => shipped,
-            () = async { node.server.cut_off().await; node.server.reachable().await } => continue,
+            () = node.server.cut_off() => continue,
             () = end.cancelled() => return,
         };
         let error = match shipped {

@@ -5,10 +5,9 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 
-use crate::control_group::{AttemptGroup, RankGroup, described};
+use crate::control_group::{AttemptGroup, LEFTOVER_LOOK, RankGroup, described};
 
-/// How often it is looked whether what a rank left behind is gone, and after how long of that somebody is told.
-const LEFTOVER_LOOK: Duration = Duration::from_millis(5);
+/// After how long of looking whether what a rank left behind is gone somebody is told.
 const LEFTOVER_WARNING: Duration = Duration::from_secs(5);
 
 /// A rank's process and whatever it started.

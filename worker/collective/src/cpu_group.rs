@@ -72,6 +72,8 @@ pub struct CpuGroup {
     mesh: Option<Mesh>,
     board: Board,
     record: Option<Arc<FlightRecord>>,
+    /// Which of several groups of the same ranks.
+    lane: u8,
     /// Rounds entered.
     round: u32,
     /// When the last of them was over.

@@ -11,6 +11,8 @@ pub struct Moment {
     pub what: String,
     /// The collective's number since the group formed.
     pub sequence: u64,
+    /// Which of several groups of the same ranks: each counts for itself.
+    pub lane: u8,
     /// How far it had come.
     pub phase: Phase,
 }
@@ -96,6 +98,8 @@ pub enum GroupError {
         rank: usize,
         /// The collective.
         at: Moment,
+        /// How long this rank had been in it.
+        waited: Duration,
     },
     /// What comes from a rank is no message of ours, or was changed on its way.
     #[error("rank {rank} sends {detail} in {at}")]

@@ -1,6 +1,8 @@
 //! Why a group was given up, as it travels between ranks: through the control pages of a node, and
 //! in messages between nodes. And the error that each rank makes of it.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{GroupError, Moment};
@@ -52,14 +54,17 @@ impl Verdict {
         serde_json::from_slice(text).ok()
     }
 
-    /// The error of rank `own`, which sees it `at` some collective.
-    pub(crate) fn error(self, own: usize, at: impl FnOnce() -> Moment) -> GroupError {
+    /// The error of rank `own`, which sees it `at` some collective, in which it had been for so long.
+    pub(crate) fn error(self, own: usize, at: impl FnOnce() -> (Moment, Duration)) -> GroupError {
         match self {
             Self::Left { rank } | Self::TimedOut { rank, .. } => {
                 GroupError::Aborted { by: (rank != own).then_some(rank) }
             }
             Self::Interrupted => GroupError::Aborted { by: None },
-            Self::Gone { rank } => GroupError::PeerGone { rank, at: at() },
+            Self::Gone { rank } => {
+                let (at, waited) = at();
+                GroupError::PeerGone { rank, at, waited }
+            }
             Self::PlanMismatch { rank, report } => mismatch(rank, report),
         }
     }

@@ -1,5 +1,7 @@
 //! From the errors of the parts to the one shape that the agent hears: a code, a sentence, evidence.
 
+use std::time::Duration;
+
 use lockstep_api::{FailureCode, FailureReport, Rank};
 use lockstep_checkpoint::CheckpointError;
 use lockstep_collective::{GroupError, Moment};
@@ -94,8 +96,8 @@ impl Failure {
     pub(crate) fn of_group(error: &GroupError) -> Self {
         let message = chain(error);
         let failure = match error {
-            GroupError::NotEntered { missing, at, .. } => {
-                Self::missing(FailureCode::NotEntered, missing, message).at(at)
+            GroupError::NotEntered { missing, at, waited } => {
+                Self::missing(FailureCode::NotEntered, missing, message).at(at, *waited)
             }
             GroupError::FormationTimeout { missing, .. } => {
                 Self::missing(FailureCode::RendezvousTimeout, missing, message)
@@ -105,11 +107,11 @@ impl Failure {
                 let by: Vec<usize> = by.iter().copied().collect();
                 Self::missing(FailureCode::PeerGone, &by, message)
             }
-            GroupError::PeerGone { rank, at } => {
-                Self::missing(FailureCode::PeerGone, &[*rank], message).at(at)
+            GroupError::PeerGone { rank, at, waited } => {
+                Self::missing(FailureCode::PeerGone, &[*rank], message).at(at, *waited)
             }
-            GroupError::Garbage { rank, at, .. } => {
-                Self::missing(FailureCode::CommError, &[*rank], message).at(at)
+            GroupError::Garbage { rank, .. } => {
+                Self::missing(FailureCode::CommError, &[*rank], message)
             }
             GroupError::Unreachable { rank, .. } => {
                 Self::missing(FailureCode::PeerUnreachable, &[*rank], message)
@@ -133,10 +135,12 @@ impl Failure {
         }
     }
 
-    /// In which collective.
-    fn at(mut self, at: &Moment) -> Self {
+    /// In which collective, and for how long it had been in it.
+    fn at(mut self, at: &Moment, waited: Duration) -> Self {
         self.evidence["collective"] = json!(at.sequence);
+        self.evidence["lane"] = json!(at.lane);
         self.evidence["what"] = json!(at.what);
+        self.evidence["waited_ms"] = json!(u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
         self
     }
 

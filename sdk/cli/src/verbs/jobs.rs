@@ -26,8 +26,17 @@ pub(crate) async fn ps(global: &Global, args: PsArgs, out: Out) -> anyhow::Resul
 }
 
 fn jobs_table(jobs: &[JobSummary]) -> String {
-    let mut rows =
-        table(&["ID", "NAME", "STATE", "PRIO", "RANKS", "STEPS", "LOSS", "SUBMITTED", "WAITS FOR"]);
+    let mut rows = table(&[
+        "ID",
+        "NAME",
+        "STATE",
+        "PRIORITY",
+        "RANKS",
+        "STEPS",
+        "LOSS",
+        "SUBMITTED",
+        "WAITS FOR",
+    ]);
     for job in jobs {
         rows.add_row([
             job.id.to_string(),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{Generation, NodeId, Rank, RankCount, Transport};
+use lockstep_api::{FailureCode, Generation, NodeId, Rank, RankCount, Transport};
 
 use super::stall::News;
 use super::words::{Effect, Seated};
@@ -180,7 +180,12 @@ impl Gang {
             missing.map(|(rank, member)| (*rank, member.node_name.as_str())).collect();
         let (first, _) = *missing.first()?;
         let node = self.members.get(&first).map(|member| member.node);
-        Some(Failure { report: verdict::of_rendezvous(&missing), node })
+        let is_first = self.members.values().all(|it| it.first_generation == self.generation);
+        let code = match is_first {
+            true => FailureCode::RendezvousTimeout,
+            false => FailureCode::ReformTimeout,
+        };
+        Some(Failure { report: verdict::of_rendezvous(code, &missing), node })
     }
 
     /// Whether a node that has told of no failure yet may have seen what `suspect` comes from.

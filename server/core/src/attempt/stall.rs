@@ -1,4 +1,4 @@
-//! Ranks that have entered a collective and hear nothing of each other: then the way between them is at fault, and none of them.
+//! Ranks that have entered a collective and hear nothing of each other: then the link between them is at fault, and none of them.
 //!
 //! Whoever waits in vain names whom it waits for, and cannot know whether that one has entered. It has, if it complains of the
 //! first one itself, in the same collective; or if its flight record says that it is inside, and its process is not stopped.
@@ -28,6 +28,9 @@ struct Complaint<'a> {
     by: Rank,
     missing: BTreeSet<Rank>,
     collective: i64,
+    /// Of the groups of these ranks: each counts its collectives for itself, and flight records are of the first.
+    lane: i64,
+    waited_ms: i64,
     report: &'a FailureReport,
 }
 
@@ -42,13 +45,15 @@ impl<'a> Complaint<'a> {
             by: Rank(i32::try_from(number("by")?).ok()?),
             missing: report.missing_ranks().collect(),
             collective: number("collective")?,
+            lane: number("lane")?,
+            waited_ms: number("waited_ms")?,
             report,
         })
     }
 }
 
 impl Gang {
-    /// Two complaints of the same collective, by either end of a way that nothing comes through.
+    /// Two complaints of the same collective, by either end of a link that carries nothing.
     pub(super) fn stall_told_by_both(&self, one: &Failure, other: &Failure) -> Option<Failure> {
         let (one, other) = (Complaint::of(one)?, Complaint::of(other)?);
         let ends = self.ends(&one, &other).or_else(|| self.ends(&other, &one))?;
@@ -57,7 +62,7 @@ impl Gang {
 
     /// A suspicion of ranks that are inside the collective in which they are missed.
     pub(super) fn stall_seen(&self, suspect: &Suspect) -> Option<Failure> {
-        let complaint = Complaint::of(&suspect.failure)?;
+        let complaint = Complaint::of(&suspect.failure).filter(|it| it.lane == 0)?;
         let is_inside = |rank: &&Rank| {
             let runs_inside = |it: News| !it.is_stopped && it.inside == Some(complaint.collective);
             self.news_since(suspect, **rank).is_some_and(runs_inside)
@@ -65,21 +70,47 @@ impl Gang {
         let has_link = |rank: &&Rank| !self.share_memory(**rank, complaint.by);
         let inside = complaint.missing.iter().filter(is_inside).filter(has_link);
         let mut ends: BTreeSet<Rank> = inside.copied().collect();
-        if ends.is_empty() || ends.len() < complaint.missing.len() {
+        if ends.is_empty()
+            || ends.len() < complaint.missing.len()
+            || !self.stopped(suspect).is_empty()
+        {
             return None;
         }
         ends.insert(complaint.by);
         Some(self.stall(&complaint, &ends))
     }
 
-    /// Whether news of all ranks that are missed, younger than the suspicion, says why: nothing else needs to be waited for.
+    /// Whether news that is younger than the suspicion says why: nothing else needs to be waited for.
     pub(super) fn is_clear(&self, suspect: &Suspect) -> bool {
-        let named = verdict::culprits(&suspect.failure.report);
-        let is_stopped =
-            |rank: &Rank| self.news_since(suspect, *rank).is_some_and(|it| it.is_stopped);
-        let all_stopped = !named.is_empty() && named.iter().all(is_stopped);
         suspect.failure.report.code == FailureCode::NotEntered
-            && (all_stopped || self.stall_seen(suspect).is_some())
+            && (!self.stopped(suspect).is_empty() || self.stall_seen(suspect).is_some())
+    }
+
+    /// Ranks whose processes are stopped, by such news.
+    fn stopped(&self, suspect: &Suspect) -> BTreeSet<Rank> {
+        let is_stopped =
+            |rank: &&Rank| self.news_since(suspect, **rank).is_some_and(|it| it.is_stopped);
+        self.members.keys().filter(is_stopped).copied().collect()
+    }
+
+    /// The failure of those that are stopped, if others were missed: whoever waits for one that waits for them cannot tell.
+    pub(super) fn stopped_instead(&self, suspect: &Suspect) -> Option<Failure> {
+        let stopped = self.stopped(suspect);
+        let report = &suspect.failure.report;
+        if report.code != FailureCode::NotEntered
+            || stopped.is_empty()
+            || stopped == verdict::culprits(report)
+        {
+            return None;
+        }
+        let report = verdict::of_stopped(&self.named(&stopped), report);
+        let node = stopped.first().and_then(|rank| self.members.get(rank)).map(|it| it.node);
+        Some(Failure { report, node })
+    }
+
+    fn named<'a>(&'a self, ranks: &BTreeSet<Rank>) -> Vec<(Rank, &'a str)> {
+        let name = |rank: &Rank| Some((*rank, self.members.get(rank)?.node_name.as_str()));
+        ranks.iter().filter_map(name).collect()
     }
 
     fn news_since(&self, suspect: &Suspect, rank: Rank) -> Option<News> {
@@ -87,15 +118,16 @@ impl Gang {
         news.filter(|it| suspect.since <= it.seen_at)
     }
 
-    /// The ends of the way, if `answer` comes from ranks that `accusation` is silent about hearing from, and is about those who made
-    /// it.
+    /// The ends of the link, if each complaint misses ranks for which the other one speaks, and both are of one collective.
     fn ends(&self, accusation: &Complaint<'_>, answer: &Complaint<'_>) -> Option<BTreeSet<Rank>> {
         let speaks_for = |complaint: &Complaint<'_>, rank: &Rank| {
             let is_own = complaint.by == *rank || self.share_memory(complaint.by, *rank);
             is_own && !complaint.missing.contains(rank)
         };
         let is_of_one = accusation.report.code == FailureCode::NotEntered
-            && accusation.collective == answer.collective;
+            && (accusation.lane, accusation.collective) == (answer.lane, answer.collective)
+            // One that came late finds the others gone at once.
+            && accusation.waited_ms <= 2 * answer.waited_ms;
         let accused = accusation.missing.iter().filter(|rank| speaks_for(answer, rank));
         let accusers = answer.missing.iter().filter(|rank| speaks_for(accusation, rank));
         let (accused, accusers): (BTreeSet<Rank>, BTreeSet<Rank>) =
@@ -110,14 +142,11 @@ impl Gang {
     }
 
     fn stall(&self, complaint: &Complaint<'_>, ends: &BTreeSet<Rank>) -> Failure {
-        let named: Vec<(Rank, &str)> = (ends.iter())
-            .filter_map(|rank| Some((*rank, self.members.get(rank)?.node_name.as_str())))
-            .collect();
-        let report = verdict::of_stall(&named, complaint.collective, complaint.report);
+        let report = verdict::of_stall(&self.named(ends), complaint.collective, complaint.report);
         Failure { report, node: None }
     }
 
-    /// Who is replaced when the same ways carry nothing twice in a row: of the ends, those on the node with the fewest ranks.
+    /// Who is replaced when the same links carry nothing twice in a row: of the ends, those on the node with the fewest ranks.
     pub(super) fn weaker_end(&self, report: &FailureReport) -> BTreeSet<Rank> {
         let ends: BTreeSet<Rank> = verdict::ends(report).collect();
         let nodes = ends.iter().filter_map(|rank| self.members.get(rank)).map(|it| it.node);

@@ -2,7 +2,7 @@
 //!
 //! A job that cannot begin with what is free, what is about to be free and what elastic gangs can spare gets the slots of gangs whose jobs
 //! have a lower priority: of the lowest first, among equals of the one that began last, and of none that could be spared. These are
-//! stopped at a checkpoint and queued again. Each stop is paid from a budget that is never refilled ([`MOST_PREEMPTIONS`]), and nobody
+//! stopped at a checkpoint and queued again. Each stop is paid from a budget that is never refilled ([`MAX_PREEMPTIONS`]), and nobody
 //! is stopped before what was taken last is free, so it comes to an end.
 
 use std::cmp::Reverse;
@@ -16,7 +16,7 @@ use super::elastic::{is_placed, with_freed};
 use super::{
     Decision, NodeOffer, Reason, Reclaimable, Request, SlotKey, as_count, reclaim, schedule,
 };
-use crate::job::MOST_PREEMPTIONS;
+use crate::job::MAX_PREEMPTIONS;
 
 /// A gang at work, and whether it may have to give way.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,7 +73,7 @@ pub fn preempt(
     let mut candidates: Vec<&GangAtWork> = at_work
         .iter()
         .filter(|it| it.priority < priority && !it.is_nearly_done)
-        .filter(|it| it.preemptions < MOST_PREEMPTIONS)
+        .filter(|it| it.preemptions < MAX_PREEMPTIONS)
         .collect();
     candidates.sort_by_key(|it| (it.priority, Reverse(it.began_at), Reverse(it.attempt)));
     let begins = |chosen: &[&GangAtWork]| {
@@ -149,7 +149,7 @@ impl fmt::Display for GivesWay<'_> {
             Some(name) => write!(f, "job {name}")?,
             None => f.write_str("a job of another project,")?,
         }
-        write!(f, " of priority {priority} ({preemptions} of {MOST_PREEMPTIONS} preemptions)")
+        write!(f, " of priority {priority} ({preemptions} of {MAX_PREEMPTIONS} preemptions)")
     }
 }
 

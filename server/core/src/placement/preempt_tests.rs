@@ -64,9 +64,9 @@ fn the_lowest_priority_gives_way_and_of_equals_the_one_that_began_last() {
 #[test]
 fn who_is_nearly_done_or_has_given_way_often_enough_is_left_alone() {
     let mut at_work = [gang(1, 50, &[0, 1]), gang(2, 40, &[2, 3])];
-    at_work[1].preemptions = MOST_PREEMPTIONS - 1;
+    at_work[1].preemptions = MAX_PREEMPTIONS - 1;
     assert_eq!(gives_way(2, 60, &at_work), [2]);
-    at_work[1].preemptions = MOST_PREEMPTIONS;
+    at_work[1].preemptions = MAX_PREEMPTIONS;
     assert_eq!(gives_way(2, 60, &at_work), [1]);
     assert_eq!(gives_way(3, 60, &at_work), []);
     at_work[1].is_nearly_done = true;
@@ -213,7 +213,7 @@ fn look(jobs: &mut [Modelled], turn: usize) -> Result<(), TestCaseError> {
                 prop_assert!(jobs[place].priority < jobs[waiting].priority);
                 jobs[place].is_leaving = true;
                 jobs[place].preemptions += 1;
-                prop_assert!(jobs[place].preemptions <= MOST_PREEMPTIONS);
+                prop_assert!(jobs[place].preemptions <= MAX_PREEMPTIONS);
             }
         }
         if !chosen.is_empty() {
@@ -231,7 +231,7 @@ proptest! {
     /// way only if all of it would not help, or nothing has to.
     #[test]
     fn exactly_what_a_job_needs_gives_way(
-        sizes in prop::collection::vec((0..4u32, 1..4usize, 0..=MOST_PREEMPTIONS, any::<bool>()), 1..6),
+        sizes in prop::collection::vec((0..4u32, 1..4usize, 0..=MAX_PREEMPTIONS, any::<bool>()), 1..6),
         free in 0..3usize, wanted in 1..9u32, priority in 0..5u32,
     ) {
         let (mut at_work, mut next) = (Vec::new(), 0);
@@ -244,7 +244,7 @@ proptest! {
         let held: Vec<bool> = at_work.iter().flat_map(|it| &it.slots).map(|_| true).chain(vec![false; free]).collect();
         let nodes = [node(1, &held)];
         let chosen = preempt((&[ask(wanted)], Priority(priority)), &nodes, &Coming::default(), &at_work);
-        let may = |it: &GangAtWork| it.priority < Priority(priority) && !it.is_nearly_done && it.preemptions < MOST_PREEMPTIONS;
+        let may = |it: &GangAtWork| it.priority < Priority(priority) && !it.is_nearly_done && it.preemptions < MAX_PREEMPTIONS;
         let count = |is_counted: &dyn Fn(&GangAtWork) -> bool| -> usize {
             at_work.iter().filter(|it| is_counted(it)).map(|it| it.slots.len()).sum()
         };

@@ -17,10 +17,18 @@ fn complaint_of(
     (by, collective): (i32, i64),
     missing: &[i32],
 ) -> Event {
-    let evidence =
-        json!({ "missing": missing, "by": by, "collective": collective, "what": "bucket 3 of 9" });
+    let evidence = json!({ "missing": missing, "by": by, "collective": collective, "lane": 0, "waited_ms": 2000, "what": "bucket 3 of 9" });
     let rank = missing.first().copied();
     says(number, Word::Failed(FailureReport { evidence, ..report(code, rank) }))
+}
+
+/// With another number in its evidence.
+fn with(event: Event, field: &str, number: i64) -> Event {
+    let Event::Said { node, generation, word: Word::Failed(mut report) } = event else {
+        panic!("{event:?}")
+    };
+    report.evidence[field] = json!(number);
+    Event::Said { node, generation, word: Word::Failed(report) }
 }
 
 /// The codes that were filed as the verdict, with who is between.
@@ -91,6 +99,10 @@ fn complaints_that_are_not_of_each_other_name_who_is_missing() {
         missing(FailureCode::NotEntered, (2, 42), &[0]),
         // Somebody else has left.
         missing(FailureCode::PeerGone, (2, 41), &[3]),
+        // It came late, and found the others gone.
+        with(missing(FailureCode::PeerGone, (2, 41), &[0]), "waited_ms", 5),
+        // Another group of the same ranks.
+        with(missing(FailureCode::NotEntered, (2, 41), &[0]), "lane", 1),
     ];
     for answer in answers {
         let (attempt, effects) =
@@ -145,6 +157,19 @@ fn a_rank_whose_process_is_stopped_by_fresh_news_is_named_at_once() {
     let (mut other, _) = go(at_work(&[1, 2]), &[(100, gone)]);
     other.gang.members.get_mut(&Rank(1)).unwrap().news = attempt.gang.members[&Rank(1)].news;
     assert_eq!(go(other, &[(101, Event::Tick)]).1, []);
+}
+
+#[test]
+fn whoever_is_stopped_is_named_in_the_place_of_those_that_wait_for_it() {
+    let (mut attempt, _) = go(at_work(&[1, 2, 3]), &[(100, complaint(1, 0, &[2]))]);
+    let news = |is_stopped| Some(News { seen_at: at(100), is_stopped, inside: Some(41) });
+    for (rank, is_stopped) in [(1, true), (2, false)] {
+        attempt.gang.members.get_mut(&Rank(rank)).unwrap().news = news(is_stopped);
+    }
+    let (attempt, effects) = go(attempt, &[(101, Event::Tick)]);
+    assert_eq!(filed(&effects), [(FailureCode::NotEntered, Some(1), Standing::Verdict)]);
+    let processes: Vec<i32> = attempt.gang.members.values().map(|it| it.process).collect();
+    assert_eq!(processes, [0, 3, 2]);
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub(crate) struct AtWork {
     pub(crate) gang: GangAtWork,
 }
 
-/// All attempts at work, the oldest first. One that has not done a step yet is not nearly done.
+/// All attempts at work with the slots that they hold, the oldest first. One that has not done a step yet is not nearly done.
 pub(crate) async fn all_at_work(
     db: &mut PgConnection,
     now: DateTime<Utc>,
@@ -29,7 +29,7 @@ pub(crate) async fn all_at_work(
                project.organisation_id AS "organisation_id: OrganisationId", priority, preemptions,
                spec -> 'gang' -> 'ranks' AS "ranks!: Json<RankCount>",
                node_id AS "node: NodeId", device AS "device: DeviceKind", slot_index,
-               attempt.created_at, first_step_at, steps_done - first_step AS "done!",
+               released_at IS NOT NULL AS "is_free!", attempt.created_at, first_step_at, steps_done - first_step AS "done!",
                steps_total - steps_done AS "left!"
         FROM attempt JOIN group_member USING (attempt_id)
              JOIN job ON job.job_id = attempt.job_id JOIN project ON project.project_id = job.project_id
@@ -43,9 +43,8 @@ pub(crate) async fn all_at_work(
     let mut all: Vec<AtWork> = Vec::new();
     for row in rows {
         let slot = SlotKey { node: row.node, device: row.device, index: row.slot_index };
-        match all.last_mut() {
-            Some(last) if last.gang.attempt == row.id => last.gang.slots.push(slot),
-            Some(_) | None => all.push(AtWork {
+        if all.last().is_none_or(|last| last.gang.attempt != row.id) {
+            all.push(AtWork {
                 job_id: row.job_id,
                 project_id: row.project_id,
                 organisation_id: row.organisation_id,
@@ -58,9 +57,15 @@ pub(crate) async fn all_at_work(
                         .first_step_at
                         .is_some_and(|since| is_nearly_done((row.done, row.left), now - since)),
                     ranks: row.ranks.0,
-                    slots: vec![slot],
+                    slots: Vec::new(),
                 },
-            }),
+            });
+        }
+        let Some(AtWork { gang, .. }) = all.last_mut() else { continue };
+        // A rank that has left keeps no slot, and the others of such a gang are about to leave, too.
+        gang.is_nearly_done |= row.is_free;
+        if !row.is_free {
+            gang.slots.push(slot);
         }
     }
     Ok(all)

@@ -4,6 +4,7 @@
 //! that is stopped does nothing, whatever it was doing.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use lockstep_api::{FailureCode, FailureReport, Phase, Rank, Step};
@@ -38,37 +39,44 @@ impl Watchdog {
         Self { limit: collective + collective / 4, stopped: BTreeMap::new() }
     }
 
-    /// The failure of one that has been stopped for too long, told once.
+    /// The failure of those that have been stopped for too long.
     pub(crate) fn look(&mut self, looks: &[Look], now: Instant) -> Option<FailureReport> {
         self.stopped.retain(|pid, _| looks.iter().any(|it| it.pid == *pid && it.is_stopped));
         for look in looks.iter().filter(|look| look.is_stopped) {
             self.stopped.entry(look.pid).or_insert(now);
         }
-        let waited = |look: &Look| self.stopped.get(&look.pid).map(|since| now - *since);
-        let (late, waited) = looks
-            .iter()
-            .filter_map(|look| Some((*look, waited(look)?)))
-            .find(|(_, waited)| self.limit <= *waited)?;
-        // As long again until it is told again: a server may not have heard.
+        let is_late = |look: &&Look| {
+            self.stopped.get(&look.pid).is_some_and(|since| self.limit <= now - *since)
+        };
+        let late: Vec<Look> = looks.iter().filter(is_late).copied().collect();
+        let first = late.first()?;
+        let waited = self.stopped.get(&first.pid).map(|since| now - *since)?;
+        // Counted anew: if a group forms again with one that is still stopped, that is told as well.
         self.stopped.clear();
-        Some(failure(late, waited))
+        Some(failure(&late, *first, waited))
     }
 }
 
-fn failure(
-    Look { rank, pid, position: (phase, step), .. }: Look,
-    waited: Duration,
-) -> FailureReport {
+fn failure(late: &[Look], first: Look, waited: Duration) -> FailureReport {
     let seconds = waited.as_secs_f64();
-    let message = format!(
-        "rank {rank} (pid {pid}) has been stopped for {seconds:.1} s in phase {phase} of step {step}, and no other rank has missed it"
-    );
+    let said: Vec<String> = late.iter().map(Look::to_string).collect();
+    let message =
+        format!("{}: stopped for {seconds:.1} s, and no other rank has missed it", said.join("; "));
+    let missing: Vec<Rank> = late.iter().map(|look| look.rank).collect();
+    let (phase, step) = first.position;
     FailureReport {
-        rank: Some(rank),
+        rank: Some(first.rank),
         step: Some(step),
         phase: Some(phase),
-        evidence: json!({ "missing": [rank] }),
+        evidence: json!({ "missing": missing }),
         ..own_failure(FailureCode::NotEntered, message)
+    }
+}
+
+impl fmt::Display for Look {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, pid, position: (phase, step), .. } = self;
+        write!(f, "rank {rank} (pid {pid}) in phase {phase} of step {step}")
     }
 }
 
@@ -90,11 +98,19 @@ mod tests {
         assert_eq!(at(4, &[look(100, true), look(101, true)]), None);
         let told = at(5, &[look(100, true), look(101, true)]).unwrap();
         assert_eq!((told.code, told.rank), (FailureCode::NotEntered, Some(Rank(1))));
-        assert!(
-            told.message.starts_with("rank 1 (pid 101) has been stopped for 5.0 s in phase data")
+        assert_eq!(
+            told.message,
+            "rank 1 (pid 101) in phase data of step 3: stopped for 5.0 s, and no other rank has missed it"
         );
         assert_eq!(at(6, &[look(100, true)]), None, "it was told");
         assert_eq!(at(7, &[look(100, false)]), None);
         assert_eq!(at(11, &[look(100, true)]), None, "it went on in between");
+        assert_eq!(at(12, &[look(100, true), look(101, true)]), None);
+        let both = at(17, &[look(100, true), look(101, true)]).unwrap();
+        assert_eq!(
+            both.missing_ranks().collect::<Vec<_>>(),
+            [Rank(0), Rank(1)],
+            "all that are late"
+        );
     }
 }

@@ -24,12 +24,17 @@ fn enter(group: &RankGroup) -> io::Result<()> {
     try_group(Utf8Path::new("/bin/true"), &[], group.entrances()?)
 }
 
+/// Why a test looks at less here.
+fn say(why: &str) {
+    writeln!(io::stderr(), "{why}").unwrap();
+}
+
 /// Groups and the folder that they are named after; `None`, and a word about it, if there can be none.
 fn permitted() -> Option<(ControlGroups, tempfile::TempDir)> {
     let folder = tempfile::tempdir().unwrap();
     let groups = control_groups(Utf8Path::from_path(folder.path()).unwrap());
     if !groups.kills_trees() {
-        writeln!(io::stderr(), "no control groups can be made here").unwrap();
+        say("no control groups can be made here");
         let group = groups.attempt("none");
         group.make(1).unwrap();
         assert!(group.rank(0).unwrap().entrances().unwrap().is_empty() && group.try_end());
@@ -85,7 +90,9 @@ fn a_group_is_removed_only_once_nobody_is_in_it_however_often_it_has_forked() {
 #[test]
 fn without_a_way_to_kill_a_tree_in_one_step_all_are_killed_one_by_one() {
     let Some((groups, _folder)) = permitted() else { return };
-    let Some(at) = groups.folders.iter().position(|it| it.kind == Kind::MemoryV1) else { return };
+    let Some(at) = groups.folders.iter().position(|it| it.kind == Kind::MemoryV1) else {
+        return say("no memory hierarchy of version 1 here");
+    };
     let attempt = AttemptGroup { folders: vec![groups.folders[at].child("singly")] };
     attempt.make(256).unwrap();
     let rank = attempt.rank(0).unwrap();
@@ -135,7 +142,9 @@ fn where_no_process_can_enter_a_group_there_is_none() {
 #[test]
 fn a_limit_is_lowered_only_below_what_is_not_in_use() {
     let Some((groups, _folder)) = permitted() else { return };
-    let Some(at) = groups.folders.iter().position(|it| it.kind != Kind::TreeV2) else { return };
+    let Some(at) = groups.folders.iter().position(|it| it.kind != Kind::TreeV2) else {
+        return say("memory cannot be limited here");
+    };
     let attempt = groups.attempt("less");
     attempt.make(512).unwrap();
     let limit = || attempt.folders[at].memory_limit().unwrap() >> 20;

@@ -109,7 +109,8 @@ impl CpuGroup {
                 self.not_entered(ranks_of(missing), words, started),
             ),
             MeshError::Gone { rank } => {
-                (Verdict::Gone { rank }, GroupError::PeerGone { rank, at: self.moment(words) })
+                let (at, waited) = (self.moment(words), started.elapsed());
+                (Verdict::Gone { rank }, GroupError::PeerGone { rank, at, waited })
             }
             MeshError::Verdict(verdict) => {
                 (verdict.clone(), self.told_exchanging(verdict, words, started))
@@ -157,7 +158,7 @@ impl CpuGroup {
             Verdict::TimedOut { missing, .. } if missing >> self.rank & 1 == 0 => {
                 self.not_entered(ranks_of(missing), words, started)
             }
-            other => other.error(self.rank, || self.moment(words)),
+            other => other.error(self.rank, || (self.moment(words), started.elapsed())),
         }
     }
 
@@ -199,6 +200,7 @@ impl CpuGroup {
         Moment {
             what: op::name(words, &self.plan),
             sequence: self.sequence,
+            lane: self.lane,
             phase: Phase::of(words),
         }
     }

@@ -178,7 +178,7 @@ impl CpuGroup {
         } else {
             let extent = early
                 .published(deadline)
-                .map_err(|broken| not_formed(&early, rank, broken, started))?;
+                .map_err(|broken| not_formed(&early, rank, broken, place))?;
             follow(memory, place.first_byte, &early, rank, plan, checked_extent(extent)?)?
         };
         let bytes = map.bytes();
@@ -193,7 +193,7 @@ impl CpuGroup {
         control.enter(rank, FORMATION, op.words(Phase::Entering));
         control
             .wait_all(FORMATION, Duration::ZERO, deadline)
-            .map_err(|broken| not_formed(&control, rank, broken, started))?;
+            .map_err(|broken| not_formed(&control, rank, broken, place))?;
         let mesh = connect(place, join, &control)?;
         let group = Self {
             rank,
@@ -206,6 +206,7 @@ impl CpuGroup {
             mesh,
             board: board.clone(),
             record: join.record.clone().filter(|_| place.lane == 0),
+            lane: place.lane,
             round: FORMATION,
             met: Instant::now(),
             sequence: 0,
@@ -286,8 +287,8 @@ impl Drop for LeaveOnError {
     }
 }
 
-fn not_formed(control: &Control, rank: usize, broken: Broken, started: Instant) -> GroupError {
-    let waited = started.elapsed();
+fn not_formed(control: &Control, rank: usize, broken: Broken, place: Place) -> GroupError {
+    let waited = place.started.elapsed();
     match broken {
         Broken::TimedOut { missing } => {
             let mask = mask_of(&missing);
@@ -299,10 +300,10 @@ fn not_formed(control: &Control, rank: usize, broken: Broken, started: Instant) 
                 let missing = if missing.is_empty() { ranks_of(theirs) } else { missing };
                 GroupError::FormationTimeout { missing, waited }
             }
-            Some(verdict) => verdict.error(rank, || Moment {
-                what: "the formation of the group".to_owned(),
-                sequence: 0,
-                phase: Phase::Entering,
+            Some(verdict) => verdict.error(rank, || {
+                let what = "the formation of the group".to_owned();
+                let (lane, phase) = (place.lane, Phase::Entering);
+                (Moment { what, sequence: 0, lane, phase }, waited)
             }),
             None => GroupError::Aborted { by: None },
         },
@@ -315,20 +316,15 @@ fn connect(place: Place, join: &Join<'_>, control: &Control) -> Result<Option<Me
     if topology.node_count() == 1 {
         return Ok(None);
     }
-    let (started, until) = (place.started, (place.started, place.deadline));
+    let until = (place.started, place.deadline);
     let joined = net::join(*rank, place.lane, topology, (network, control), until);
-    joined.map(Some).map_err(|error| not_connected(control, *rank, error, started))
+    joined.map(Some).map_err(|error| not_connected(control, *rank, error, place))
 }
 
 /// Whom a rank could not reach, its node hears; and who heard it, says that.
-fn not_connected(
-    control: &Control,
-    rank: usize,
-    error: GroupError,
-    started: Instant,
-) -> GroupError {
+fn not_connected(control: &Control, rank: usize, error: GroupError, place: Place) -> GroupError {
     if control.is_given_up() {
-        return not_formed(control, rank, Broken::Marked { missing: Vec::new() }, started);
+        return not_formed(control, rank, Broken::Marked { missing: Vec::new() }, place);
     }
     let missing = match &error {
         GroupError::FormationTimeout { missing, .. } => missing.clone(),

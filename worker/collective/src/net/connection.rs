@@ -197,6 +197,12 @@ impl Channel {
         let granted = self.granted(first.len() + second.len())?;
         let first = &first[..first.len().min(granted)];
         let second = &second[..second.len().min(granted - first.len())];
+        let written = self.write_granted(first, second);
+        self.links.give_back(granted - *written.as_ref().unwrap_or(&0));
+        written
+    }
+
+    fn write_granted(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize> {
         let Some(seal) = &mut self.seal else {
             return self.stream.write_vectored(&[IoSlice::new(first), IoSlice::new(second)]);
         };
@@ -227,10 +233,12 @@ impl Channel {
     pub(super) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let granted = self.granted(into.len())?;
         let into = &mut into[..granted];
-        match &mut self.seal {
+        let read = match &mut self.seal {
             None => self.stream.read(into),
             Some(seal) => seal.read(&mut self.stream, into),
-        }
+        };
+        self.links.give_back(granted - *read.as_ref().unwrap_or(&0));
+        read
     }
 
     fn granted(&self, wanted: usize) -> io::Result<usize> {

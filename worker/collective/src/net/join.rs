@@ -5,7 +5,7 @@ use std::{
     io::{self, Read, Write},
     net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd as _,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -168,11 +168,14 @@ impl Own<'_> {
                 };
                 match listener.accept() {
                     Ok((stream, address)) if has_room(address.ip()) => {
-                        let line = stream.try_clone().ok();
+                        let line = Arc::new(Mutex::new(stream.try_clone().ok()));
+                        let own_line = Arc::clone(&line);
                         let greeting = scope.spawn(move || match self.greet(stream, higher) {
                             Ok(connection) => {
                                 let mut come = lock();
                                 if come.iter().all(|it| it.rank != connection.rank) {
+                                    // Before it is seen to have come: nobody hangs up on it any more.
+                                    own_line.lock().unwrap_or_else(PoisonError::into_inner).take();
                                     come.push(connection);
                                 }
                             }
@@ -197,8 +200,9 @@ impl Own<'_> {
                 }
             }
             // Nobody is waited for who still has not said who it is.
-            for caller in callers.iter().filter(|caller| !caller.greeting.is_finished()) {
-                if let Some(line) = &caller.line {
+            for caller in &callers {
+                let mut line = caller.line.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(line) = line.take() {
                     // It is over either way.
                     line.shutdown(Shutdown::Both).ok();
                 }
@@ -269,8 +273,8 @@ impl Own<'_> {
 /// Somebody who has called and not yet said who it is.
 struct Caller<'scope> {
     address: IpAddr,
-    /// To hang up.
-    line: Option<TcpStream>,
+    /// To hang up, as long as it is not one of ours.
+    line: Arc<Mutex<Option<TcpStream>>>,
     greeting: thread::ScopedJoinHandle<'scope, ()>,
 }
 

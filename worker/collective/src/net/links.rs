@@ -78,6 +78,17 @@ impl Links {
         Some(granted)
     }
 
+    /// So many bytes that were granted have not passed.
+    pub(super) fn give_back(&self, unused: usize) {
+        if unused != 0
+            && self.are_bad.load(Ordering::Relaxed)
+            && let Some(slow) = &mut self.lock().slow
+        {
+            let time = SLOW_BYTE * u32::try_from(unused).unwrap_or(u32::MAX);
+            slow.granted_until = slow.granted_until.checked_sub(time).unwrap_or(slow.granted_until);
+        }
+    }
+
     /// Whether nothing may pass now.
     pub(super) fn are_blocked(&self) -> bool {
         self.are_bad.load(Ordering::Relaxed) && {

@@ -376,8 +376,7 @@ async fn a_rank_that_uses_more_memory_than_its_job_has_is_killed_and_the_job_is_
 }
 
 #[tokio::test]
-async fn two_ranks_have_the_memory_of_two_slots_and_a_death_by_other_means_is_none_for_want_of_it()
-{
+async fn two_ranks_share_the_memory_of_two_slots_and_another_death_is_not_blamed_on_memory() {
     let (node, mut assignment, noted, folder) = test_node("eat", 2, true, PATIENT);
     // One of them alone eats more than its own.
     assignment.spec.gang.slot.memory_mib = 192;
