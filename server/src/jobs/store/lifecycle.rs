@@ -158,7 +158,7 @@ pub(crate) async fn queue(
             priority        AS "priority!",
             spec            AS "spec!: Json<JobSpec>",
             waiting
-        FROM (SELECT job_id, name, project_id, organisation_id, priority, spec, waiting, job.created_at,
+        FROM (SELECT job_id, job.name, project_id, organisation_id, priority, spec, waiting, job.created_at,
                      row_number() OVER (PARTITION BY organisation_id ORDER BY priority DESC, job.created_at, job_id) AS place
               FROM job JOIN project USING (project_id)
               WHERE state = 'queued' AND ended_at IS NULL AND (not_before IS NULL OR not_before <= $2)) AS queued

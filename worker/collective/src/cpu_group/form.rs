@@ -153,7 +153,7 @@ impl CpuGroup {
         (plans, plan): (&[Plan], &Plan),
         lanes: usize,
     ) -> Result<(Formed, usize, Vec<NodeArenas>), GroupError> {
-        let Place { started, deadline, .. } = place;
+        let Place { deadline, .. } = place;
         let Join { memory, rank, ref topology, ref network, timeout, threads_per_rank, .. } = *join;
         let sizes = topology.node_sizes();
         assert!(plan.nodes == sizes, "a plan for {:?}, the topology is {sizes:?}", plan.nodes);

@@ -155,7 +155,7 @@ fn a_connection_that_closes_names_its_rank_at_once() {
         });
         assert!(started.elapsed() < PATIENT);
         for error in errors.iter().take(2) {
-            let Some(GroupError::PeerGone { rank: 2, at }) = error else {
+            let Some(GroupError::PeerGone { rank: 2, at, .. }) = error else {
                 panic!("{nodes:?}: {errors:?}");
             };
             assert_eq!(at.sequence, 2, "{at:?}");
