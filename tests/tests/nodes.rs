@@ -1,7 +1,7 @@
 //! Gangs over several nodes, and over TCP within one: the curve of one rank, bit for bit.
 
 use lockstep_api::{FailureCode, JobView};
-use lockstep_e2e::{Cable, Service, WHOLE_JOB, kill_now, wait_for_job};
+use lockstep_e2e::{Cable, Service, WHOLE_JOB, is_running, kill_now, wait_for, wait_for_job};
 use std::collections::BTreeSet;
 
 const JOB: &str = "examples/digits/job.toml";
@@ -104,6 +104,43 @@ async fn two_ranks_over_tcp_on_one_node_have_the_curve_of_one() -> anyhow::Resul
         let job = assert_curve_of_one(&service, &settings).await?;
         assert_eq!(node_names(&job), ["first", "first"]);
     }
+    Ok(())
+}
+
+/// Its rank goes on training, since nothing is wrong between ranks; from the verdict on it is fenced off, and nobody can tell it.
+#[tokio::test]
+async fn an_agent_that_is_cut_off_is_lost_and_its_living_rank_has_no_part_in_what_follows()
+-> anyhow::Result<()> {
+    let mut service = Service::start(1).await?;
+    service.add_agent("second", 1).await?;
+    service.add_agent("third", 1).await?;
+    let undisturbed = service.train(JOB, &[PULLED, &["gang.ranks=1"]].concat()).await?;
+
+    // The other rank is busy for so long that the job lasts.
+    let chaos = "chaos=[{kind=\"partition\",target=\"agent\",rank=1,step=60,milliseconds=30000},\
+                 {kind=\"slow\",rank=0,step=200,milliseconds=12000}]";
+    let id = service.submit(JOB, &[PULLED, &["gang.ranks=2", chaos]].concat())?.summary.id;
+    let begun = |job: &JobView| 30 <= job.summary.steps_done.0;
+    let hit = wait_for_job(&service.client, id, "the job has begun", WHOLE_JOB, begun).await?;
+    let rank = &hit.attempts[0].ranks[1];
+    let (pid, node) = (rank.pid.expect("rank 1 runs"), rank.node_name.clone());
+    let goes_on = |job: &JobView| {
+        let last = job.attempts[0].groups.last();
+        1 < job.attempts[0].groups.len() && last.is_some_and(|it| it.first_step_at.is_some())
+    };
+    wait_for_job(&service.client, id, "it goes on without it", WHOLE_JOB, goes_on).await?;
+    assert!(is_running(pid), "no order comes through to end it");
+    let job = service.until_succeeded(id).await?;
+    let verdict = &job.failures[0];
+    assert_eq!(verdict.code, FailureCode::NodeLost, "{verdict:#?}");
+    assert!(verdict.message.contains(&node), "{verdict:#?}");
+    assert_eq!((job.failures.len(), job.attempts.len()), (1, 1), "{:#?}", job.failures);
+    assert!(!node_names(&job).contains(&node.as_str()), "{:#?}", job.attempts);
+    assert_eq!(curve(&service, &job).await?, curve(&service, &undisturbed).await?);
+    wait_for("it is ended once its agent hears", WHOLE_JOB, || async {
+        (!is_running(pid)).then_some(())
+    })
+    .await?;
     Ok(())
 }
 
