@@ -8,8 +8,8 @@ const JOB: &str = "examples/digits/job.toml";
 const SHORT: &str = "train.epochs=4";
 /// Long enough to be hit in the middle.
 const LONG: &[&str] = &["train.epochs=300", "checkpoint.every_steps=40"];
-/// The same, where one hit is enough.
-const PULLED: &[&str] = &["train.epochs=100", "checkpoint.every_steps=40"];
+/// The same, for one that makes itself last.
+const LASTING: &[&str] = &["train.epochs=100", "checkpoint.every_steps=40"];
 /// Pictures and a network with batch norms; its data are not in the repository.
 const FASHION: &str = "examples/fashion/job.toml";
 
@@ -114,12 +114,12 @@ async fn an_agent_that_is_cut_off_is_lost_and_its_living_rank_has_no_part_in_wha
     let mut service = Service::start(1).await?;
     service.add_agent("second", 1).await?;
     service.add_agent("third", 1).await?;
-    let undisturbed = service.train(JOB, &[PULLED, &["gang.ranks=1"]].concat()).await?;
+    let undisturbed = service.train(JOB, &[LASTING, &["gang.ranks=1"]].concat()).await?;
 
     // The other rank is busy for so long that the job lasts.
     let chaos = "chaos=[{kind=\"partition\",target=\"agent\",rank=1,step=60,milliseconds=30000},\
                  {kind=\"slow\",rank=0,step=200,milliseconds=12000}]";
-    let id = service.submit(JOB, &[PULLED, &["gang.ranks=2", chaos]].concat())?.summary.id;
+    let id = service.submit(JOB, &[LASTING, &["gang.ranks=2", chaos]].concat())?.summary.id;
     let begun = |job: &JobView| 30 <= job.summary.steps_done.0;
     let hit = wait_for_job(&service.client, id, "the job has begun", WHOLE_JOB, begun).await?;
     let rank = &hit.attempts[0].ranks[1];
@@ -154,9 +154,9 @@ async fn a_line_that_is_pulled_is_named_and_the_same_ranks_go_on_once_it_is_back
     let [near, far] = cable.lay_line()?;
     service.add_agent_behind("first", 1, near).await?;
     service.add_agent_behind("second", 1, far).await?;
-    let undisturbed = service.train(JOB, &[PULLED, &["gang.ranks=1"]].concat()).await?;
+    let undisturbed = service.train(JOB, &[LONG, &["gang.ranks=1"]].concat()).await?;
 
-    let settings = [PULLED, &["gang.ranks=2", "timeouts.collective=2s", "timeouts.formation=20s"]];
+    let settings = [LONG, &["gang.ranks=2", "timeouts.collective=2s", "timeouts.formation=20s"]];
     let id = service.submit(JOB, &settings.concat())?.summary.id;
     let midway = |job: &JobView| 60 <= job.summary.steps_done.0 && !job.checkpoints.is_empty();
     let hit = wait_for_job(&service.client, id, "the job is midway", WHOLE_JOB, midway).await?;
