@@ -156,7 +156,8 @@ fn a_stopped_rank_is_named_by_the_others_within_the_timeout() {
     let outcome = gang.finish();
     let report = outcome.failure(0);
     assert_eq!((report.code, report.rank), (FailureCode::NotEntered, Some(Rank(1))));
-    assert_eq!(report.evidence, json!({ "missing": [1] }));
+    let evidence = &report.evidence;
+    assert_eq!((&evidence["missing"], &evidence["by"]), (&json!([1]), &json!(0)), "{evidence}");
     assert!(report.message.contains("rank 1 has not entered"), "{}", report.message);
 }
 

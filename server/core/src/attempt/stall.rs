@@ -1,7 +1,7 @@
 //! Ranks that have entered a collective and hear nothing of each other: then the link between them is at fault, and none of them.
 //!
 //! Whoever waits in vain names whom it waits for, and cannot know whether that one has entered. It has, if it complains of the
-//! first one itself, in the same collective; or if its flight record says that it is inside, and its process is not stopped.
+//! first one itself, in the same collective or the next; or if its flight record says that it is inside, and its process is not stopped.
 //! Ranks that share a memory have no link between them.
 
 use std::collections::BTreeSet;
@@ -64,7 +64,8 @@ impl Gang {
     pub(super) fn stall_seen(&self, suspect: &Suspect) -> Option<Failure> {
         let complaint = Complaint::of(&suspect.failure).filter(|it| it.lane == 0)?;
         let is_inside = |rank: &&Rank| {
-            let runs_inside = |it: News| !it.is_stopped && it.inside == Some(complaint.collective);
+            let runs_inside =
+                |it: News| !it.is_stopped && it.inside.is_some_and(|at| complaint.collective <= at);
             self.news_since(suspect, **rank).is_some_and(runs_inside)
         };
         let has_link = |rank: &&Rank| !self.share_memory(**rank, complaint.by);
@@ -125,7 +126,9 @@ impl Gang {
             is_own && !complaint.missing.contains(rank)
         };
         let is_of_one = accusation.report.code == FailureCode::NotEntered
-            && (accusation.lane, accusation.collective) == (answer.lane, answer.collective)
+            && accusation.lane == answer.lane
+            // One end may have left a collective whose result the other never got.
+            && accusation.collective.abs_diff(answer.collective) <= 1
             // One that came late finds the others gone at once.
             && accusation.waited_ms <= 2 * answer.waited_ms;
         let accused = accusation.missing.iter().filter(|rank| speaks_for(answer, rank));

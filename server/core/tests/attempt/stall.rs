@@ -66,6 +66,15 @@ fn two_nodes_that_miss_each_other_in_one_collective_blame_the_link_and_form_agai
 }
 
 #[test]
+fn one_end_may_be_a_collective_ahead_whose_result_the_other_never_got() {
+    for collective in [40, 42] {
+        let ahead = complaint_of(FailureCode::NotEntered, 2, (1, collective), &[0]);
+        let (_, effects) = go(at_work(&[1, 2]), &[(100, complaint(1, 0, &[1])), (100, ahead)]);
+        assert_eq!(verdicts(&effects), [(FailureCode::LinkOrDeviceStall, json!([0, 1]))]);
+    }
+}
+
+#[test]
 fn a_link_stall_is_told_with_its_ends_and_the_collective() {
     let events = [(100, complaint(1, 0, &[1])), (100, complaint(2, 1, &[0]))];
     let (_, effects) = go(at_work(&[1, 2]), &events);
@@ -96,7 +105,7 @@ fn complaints_that_are_not_of_each_other_name_who_is_missing() {
         // Of the other end's node, but of a third rank.
         complaint(2, 3, &[2, 0]),
         // Another collective.
-        missing(FailureCode::NotEntered, (2, 42), &[0]),
+        missing(FailureCode::NotEntered, (2, 43), &[0]),
         // Somebody else has left.
         missing(FailureCode::PeerGone, (2, 41), &[3]),
         // It came late, and found the others gone.
