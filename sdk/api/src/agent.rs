@@ -448,7 +448,16 @@ pub struct FailureReport {
 impl FailureReport {
     /// The ranks that the evidence says are missing or gone, in the order told.
     pub fn missing_ranks(&self) -> impl Iterator<Item = Rank> {
-        let listed = self.evidence.get("missing").and_then(|list| list.as_array());
+        self.ranks_of("missing")
+    }
+
+    /// The ranks between which nothing comes through, as the evidence says.
+    pub fn ranks_between(&self) -> impl Iterator<Item = Rank> {
+        self.ranks_of("between")
+    }
+
+    fn ranks_of(&self, field: &str) -> impl Iterator<Item = Rank> + use<'_> {
+        let listed = self.evidence.get(field).and_then(|list| list.as_array());
         let numbers = listed.into_iter().flatten().filter_map(|rank| rank.as_i64());
         numbers.filter_map(|rank| i32::try_from(rank).ok()).map(Rank)
     }

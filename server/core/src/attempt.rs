@@ -19,19 +19,18 @@
 //! An elastic gang may have more or fewer ranks under a new generation. See `resize`.
 
 mod gang;
+mod judge;
 mod repair;
 mod resize;
 mod stall;
 mod words;
-
-use std::collections::BTreeSet;
 
 use chrono::{DateTime, Utc};
 use lockstep_api::{AttemptOutcome, AttemptState, Blame, NodeId, Rank, RankExit};
 
 use crate::Timeouts;
 use crate::lease::{LeaseTerms, delta};
-use crate::verdict::{self, Failure, Grade, Standing};
+use crate::verdict::{self, Failure, Standing};
 
 use repair::Slots;
 
@@ -280,67 +279,6 @@ impl Attempt {
         }
     }
 
-    /// Cause and symptom: see [`crate::verdict`].
-    fn judge(
-        mut self,
-        failure: Failure,
-        mut effects: Vec<Effect>,
-        (terms, now): (Terms, DateTime<Utc>),
-    ) -> Stepped {
-        let is_at_work = self.stage.is_at_work();
-        let grade = verdict::grade(&failure.report);
-        let is_verdict = is_at_work
-            && match (&self.gang.suspect, grade) {
-                (_, Grade::Symptom) => false,
-                (None, Grade::Cause) => true,
-                // Seen where it happened. Whom others miss may only have left because of it.
-                (Some(suspect), Grade::Cause) => {
-                    failure.report.exit.is_none()
-                        || !suspect.was_told_by(failure.node)
-                        || verdict::could_be_caused_by(&suspect.failure.report, &failure.report)
-                }
-            };
-        let generation = self.gang.generation;
-        if is_at_work && self.is_judged() {
-            let report = failure.report.clone();
-            effects.push(Effect::File { failure, generation, standing: Standing::Effect });
-            // Who is missed is missed again by the next group; who is gone needs a place in it.
-            let gone = (BTreeSet::new(), Slots::Same);
-            return self.repair_or_end(
-                gone,
-                &report,
-                AttemptOutcome::Failed,
-                effects,
-                (terms, now),
-            );
-        }
-        if is_verdict {
-            let filed = failure.clone();
-            effects.push(Effect::File { failure: filed, generation, standing: Standing::Verdict });
-            return self.conclude(&failure, effects, (terms, now));
-        }
-        let stall = self
-            .gang
-            .suspect
-            .as_ref()
-            .filter(|_| is_at_work)
-            .and_then(|suspect| self.gang.stall_told_by_both(&suspect.failure, &failure));
-        if let Some(stall) = stall {
-            effects.push(Effect::File { failure, generation, standing: Standing::Effect });
-            return self.conclude_found(stall, effects, (terms, now));
-        }
-        if is_at_work {
-            let suspect = self.gang.suspect.get_or_insert_with(|| Suspect {
-                since: now,
-                failure: failure.clone(),
-                told_by: BTreeSet::new(),
-            });
-            suspect.told_by.extend(failure.node);
-        }
-        effects.push(Effect::File { failure, generation, standing: Standing::Effect });
-        (self, effects)
-    }
-
     fn finish_node(mut self, node: NodeId) -> Stepped {
         let effects = self.gang.release(|_, member| member.node == node, Place::Finished);
         let is_over = matches!(self.stage, Stage::Ended(_));
@@ -444,15 +382,7 @@ impl Attempt {
                 (self, vec![])
             }
             Stage::Placing | Stage::Starting | Stage::Running | Stage::Recovering { .. } => {
-                let window = delta(match self.gang.spans_nodes() {
-                    true => terms.timeouts.snapshot_of_nodes(),
-                    false => terms.timeouts.snapshot(),
-                });
-                let is_due = |suspect: &Suspect| {
-                    let is_over = suspect.since + window <= now || self.gang.is_clear(suspect);
-                    is_over && self.gang.can_judge(suspect)
-                };
-                if self.gang.suspect.as_ref().is_some_and(is_due) {
+                if self.is_suspicion_over(terms, now) {
                     return self.promote(vec![], (terms, now));
                 }
                 let generation = self.gang.generation;
@@ -474,30 +404,6 @@ impl Attempt {
                 (self, vec![])
             }
         }
-    }
-
-    /// The suspect is the verdict.
-    fn promote(self, mut effects: Vec<Effect>, at: (Terms, DateTime<Utc>)) -> Stepped {
-        let Some(suspect) = &self.gang.suspect else { return (self, effects) };
-        let better = self.gang.stopped_instead(suspect);
-        if let Some(found) = better.or_else(|| self.gang.stall_seen(suspect)) {
-            return self.conclude_found(found, effects, at);
-        }
-        let failure = suspect.failure.clone();
-        effects.push(Effect::PromoteSuspect);
-        self.conclude(&failure, effects, at)
-    }
-
-    /// What no rank could tell is the verdict; what was filed so far are its effects.
-    fn conclude_found(
-        self,
-        found: Failure,
-        mut effects: Vec<Effect>,
-        at: (Terms, DateTime<Utc>),
-    ) -> Stepped {
-        let (failure, generation) = (found.clone(), self.gang.generation);
-        effects.push(Effect::File { failure, generation, standing: Standing::Verdict });
-        self.conclude(&found, effects, at)
     }
 
     fn end_if_stopping_and_all_gone(self, effects: Vec<Effect>) -> Stepped {

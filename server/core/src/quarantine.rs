@@ -77,7 +77,7 @@ pub fn blamed(gang: &Gang, failure: &Failure) -> BTreeSet<NodeId> {
         return BTreeSet::new();
     }
     let mut ranks = verdict::culprits(report);
-    ranks.extend(verdict::ends(report));
+    ranks.extend(report.ranks_between());
     if !ranks.is_empty() {
         let members = ranks.iter().filter_map(|rank| gang.members.get(rank));
         return members.map(|member| member.node).collect();

@@ -148,9 +148,7 @@ pub fn of_node(message: String) -> FailureReport {
 /// The failure of ranks (and their nodes' names) that did not say in time where they listen. There is at least one. `code`: of an
 /// attempt's first group, or of one in the place of another.
 pub fn of_rendezvous(code: FailureCode, missing: &[(Rank, &str)]) -> FailureReport {
-    let named: Vec<String> =
-        missing.iter().map(|(rank, node)| format!("rank {rank} on node {node}")).collect();
-    let ranks: Vec<i32> = missing.iter().map(|(rank, _)| rank.0).collect();
+    let (named, ranks) = (named(missing), numbers(missing));
     FailureReport {
         code,
         rank: missing.first().map(|(rank, _)| *rank),
@@ -166,15 +164,22 @@ pub fn of_rendezvous(code: FailureCode, missing: &[(Rank, &str)]) -> FailureRepo
     }
 }
 
+/// `rank 1 on node alpha`, of each.
+fn named(ranks: &[(Rank, &str)]) -> Vec<String> {
+    ranks.iter().map(|(rank, node)| format!("rank {rank} on node {node}")).collect()
+}
+
+fn numbers(ranks: &[(Rank, &str)]) -> Vec<i32> {
+    ranks.iter().map(|(rank, _)| rank.0).collect()
+}
+
 /// The failure of links that carry nothing, by their ends (with the names of their nodes), of which `complaint` was one sign.
 pub fn of_stall(
     ends: &[(Rank, &str)],
     collective: i64,
     complaint: &FailureReport,
 ) -> FailureReport {
-    let named: Vec<String> =
-        ends.iter().map(|(rank, node)| format!("rank {rank} on node {node}")).collect();
-    let ranks: Vec<i32> = ends.iter().map(|(rank, _)| rank.0).collect();
+    let (named, ranks) = (named(ends), numbers(ends));
     let what = complaint.evidence.get("what").and_then(serde_json::Value::as_str);
     FailureReport {
         code: FailureCode::LinkOrDeviceStall,
@@ -193,25 +198,14 @@ pub fn of_stall(
 
 /// The failure of ranks (and their nodes' names) whose processes are stopped, when `complaint` missed others. There is at least one.
 pub fn of_stopped(stopped: &[(Rank, &str)], complaint: &FailureReport) -> FailureReport {
-    let named: Vec<String> = stopped
-        .iter()
-        .map(|(rank, node)| format!("the process of rank {rank} on node {node} is stopped"))
-        .collect();
-    let ranks: Vec<i32> = stopped.iter().map(|(rank, _)| rank.0).collect();
+    let ranks = numbers(stopped);
     FailureReport {
         code: FailureCode::NotEntered,
         rank: stopped.first().map(|(rank, _)| *rank),
-        message: format!("{}, so that {}", named.join(", "), complaint.message),
+        message: format!("stopped: {}; so {}", named(stopped).join(", "), complaint.message),
         evidence: serde_json::json!({ "missing": ranks }),
         ..complaint.clone()
     }
-}
-
-/// The ranks between which nothing comes through.
-pub fn ends(report: &FailureReport) -> impl Iterator<Item = Rank> {
-    let listed = report.evidence.get("between").and_then(|list| list.as_array());
-    let numbers = listed.into_iter().flatten().filter_map(|rank| rank.as_i64());
-    numbers.filter_map(|rank| i32::try_from(rank).ok()).map(Rank)
 }
 
 /// `rank 1 on node alpha was ended by SIGKILL (9) in step 12, phase backward`

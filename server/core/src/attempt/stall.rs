@@ -64,9 +64,8 @@ impl Gang {
     pub(super) fn stall_seen(&self, suspect: &Suspect) -> Option<Failure> {
         let complaint = Complaint::of(&suspect.failure).filter(|it| it.lane == 0)?;
         let is_inside = |rank: &&Rank| {
-            let runs_inside =
-                |it: News| !it.is_stopped && it.inside.is_some_and(|at| complaint.collective <= at);
-            self.news_since(suspect, **rank).is_some_and(runs_inside)
+            let inside = self.news_since(suspect, **rank).and_then(|it| it.inside);
+            inside.is_some_and(|at| complaint.collective <= at)
         };
         let has_link = |rank: &&Rank| !self.share_memory(**rank, complaint.by);
         let inside = complaint.missing.iter().filter(is_inside).filter(has_link);
@@ -151,7 +150,7 @@ impl Gang {
 
     /// Who is replaced when the same links carry nothing twice in a row: of the ends, those on the node with the fewest ranks.
     pub(super) fn weaker_end(&self, report: &FailureReport) -> BTreeSet<Rank> {
-        let ends: BTreeSet<Rank> = verdict::ends(report).collect();
+        let ends: BTreeSet<Rank> = report.ranks_between().collect();
         let nodes = ends.iter().filter_map(|rank| self.members.get(rank)).map(|it| it.node);
         let weaker = nodes.min_by_key(|node| (self.ranks_of(*node).len(), *node));
         let of_weaker = |rank: &Rank| weaker.is_some_and(|node| self.ranks_of(node).contains(rank));

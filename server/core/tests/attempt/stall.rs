@@ -31,6 +31,16 @@ fn with(event: Event, field: &str, number: i64) -> Event {
     Event::Said { node, generation, word: Word::Failed(report) }
 }
 
+/// The same a little later, of the next generation.
+fn again((ms, event): (i64, Event)) -> (i64, Event) {
+    match event {
+        Event::Said { node, word, .. } => {
+            (ms + 100, Event::Said { node, generation: next(), word })
+        }
+        other => (ms + 100, other),
+    }
+}
+
 /// The codes that were filed as the verdict, with who is between.
 fn verdicts(effects: &[Effect]) -> Vec<(FailureCode, serde_json::Value)> {
     let verdict = |effect: &Effect| match effect {
@@ -150,6 +160,44 @@ fn a_rank_that_is_inside_by_fresh_news_and_runs_has_a_link_that_is_at_fault() {
         let (soon, late) = seen(&nodes, news);
         assert_eq!((soon, &late[0]), (vec![], &Effect::PromoteSuspect), "{news:?}");
     }
+    // Of several that are missed one has not entered; flight records are of the first group of these ranks.
+    let of_others = [complaint(1, 0, &[1, 2]), with(complaint(1, 0, &[1]), "lane", 1)];
+    for missed in of_others {
+        let (mut attempt, _) = go(at_work(&[1, 2, 3]), &[(100, missed)]);
+        attempt.gang.members.get_mut(&Rank(1)).unwrap().news = inside(41, 100);
+        let (_, effects) = go(attempt, &[(5_000, Event::Tick)]);
+        assert_eq!(effects[0], Effect::PromoteSuspect);
+    }
+}
+
+#[test]
+fn ranks_of_one_node_that_speak_over_tcp_have_links_and_one_of_them_keeps_the_state() {
+    let mut attempt = at_work(&[1, 1]);
+    attempt.gang.transport = Transport::Tcp;
+    let (mut seen, _) = go(attempt.clone(), &[(100, complaint(1, 0, &[1]))]);
+    let news = News { seen_at: at(100), is_stopped: false, inside: Some(41) };
+    seen.gang.members.get_mut(&Rank(1)).unwrap().news = Some(news);
+    let (_, effects) = go(seen, &[(101, Event::Tick)]);
+    assert_eq!(verdicts(&effects), [(FailureCode::LinkOrDeviceStall, json!([0, 1]))]);
+    let events = [(100, complaint(1, 0, &[1])), (100, complaint(1, 1, &[0]))];
+    let (attempt, effects) = go(attempt, &events);
+    assert_eq!(verdicts(&effects), [(FailureCode::LinkOrDeviceStall, json!([0, 1]))]);
+    let (attempt, _) = go(attempt, &events.map(again));
+    let processes: Vec<i32> = attempt.gang.members.values().map(|it| it.process).collect();
+    assert_eq!(processes, [0, 2]);
+}
+
+#[test]
+fn a_link_that_carries_nothing_is_the_doing_of_the_nodes_at_both_ends() {
+    let attempt = at_work(&[1, 2, 3]);
+    let events = [(100, complaint(1, 0, &[1])), (100, complaint(2, 1, &[0]))];
+    let (_, effects) = go(attempt.clone(), &events);
+    let verdict = effects.iter().find_map(|effect| match effect {
+        Effect::File { failure, standing: Standing::Verdict, .. } => Some(failure),
+        _ => None,
+    });
+    let blamed = lockstep_core::quarantine::blamed(&attempt.gang, verdict.unwrap());
+    assert_eq!(blamed, BTreeSet::from([node(1), node(2)]));
 }
 
 #[test]
@@ -185,12 +233,7 @@ fn whoever_is_stopped_is_named_in_the_place_of_those_that_wait_for_it() {
 fn a_link_that_fails_twice_in_a_row_costs_a_retry_and_the_end_with_fewer_ranks() {
     let events = [(100, complaint(1, 0, &[2])), (100, complaint(2, 2, &[0]))];
     let (attempt, _) = go(at_work(&[1, 1, 2]), &events);
-    let under = |event: Event| match event {
-        Event::Said { node, word, .. } => Event::Said { node, generation: next(), word },
-        other => other,
-    };
-    let again = events.map(|(ms, event)| (ms + 100, under(event)));
-    let (attempt, effects) = go(attempt, &again);
+    let (attempt, effects) = go(attempt, &events.map(again));
     let is_paid = |it: &Effect| matches!(it, Effect::Begin { is_paid: true, .. });
     assert!(effects.iter().any(is_paid), "{effects:?}");
     let processes: Vec<i32> = attempt.gang.members.values().map(|it| it.process).collect();
@@ -204,4 +247,14 @@ fn a_message_that_was_changed_on_its_way_is_the_verdict_and_nobody_is_replaced()
     assert_eq!(verdicts(&effects)[0].0, FailureCode::CommError);
     let processes: Vec<i32> = attempt.gang.members.values().map(|it| it.process).collect();
     assert_eq!((processes, attempt.gang.generation), (vec![0, 1], next()));
+}
+
+#[test]
+fn a_group_that_does_not_meet_again_has_a_code_of_its_own() {
+    let events = [(100, complaint(1, 0, &[1])), (100, complaint(2, 1, &[0]))];
+    let (mut attempt, _) = go(at_work(&[1, 2]), &events);
+    attempt.gang.lease_expires_at = at(100_000);
+    let (_, effects) = go(attempt, &[(60_099, Event::Tick), (60_100, Event::Tick)]);
+    let filed = filed(&effects);
+    assert_eq!(filed, [(FailureCode::ReformTimeout, Some(0), Standing::Verdict)]);
 }
