@@ -1,6 +1,9 @@
 //! Gangs that give way to a job of higher priority.
 
-use lockstep_core::{Coming, GangAtWork, GivesWay, JobEvent, NodeOffer, Request, preempt};
+use chrono::{DateTime, Utc};
+use lockstep_core::{
+    Coming, GangAtWork, GivesWay, JobEvent, NodeOffer, Request, is_nearly_done, preempt,
+};
 
 use crate::app::App;
 use crate::attempts::drive::Drive;
@@ -17,17 +20,33 @@ pub(crate) async fn preempt_gangs(
     coming: &Coming,
     at_work: &[AtWork],
 ) -> Result<bool, Problem> {
-    let gangs: Vec<GangAtWork> = at_work.iter().map(|it| it.gang.clone()).collect();
+    let now = app.clock.now();
+    let gangs: Vec<GangAtWork> = at_work.iter().map(|it| gang(it, now)).collect();
     let chosen = preempt((queue, waiting.priority), nodes, coming, &gangs);
-    for it in at_work.iter().filter(|it| chosen.contains(&it.gang.attempt)) {
+    for it in at_work.iter().filter(|it| chosen.contains(&it.id)) {
         give_way(app, it, waiting).await?;
     }
     Ok(!chosen.is_empty())
 }
 
+fn gang(at_work: &AtWork, now: DateTime<Utc>) -> GangAtWork {
+    let AtWork { first_step_at, course, has_left, .. } = *at_work;
+    let is_nearly = |since| is_nearly_done(course, now - since);
+    GangAtWork {
+        attempt: at_work.id,
+        priority: at_work.priority,
+        preemptions: at_work.preemptions,
+        placed_at: at_work.placed_at,
+        // The others of a gang that a rank has left are about to leave, too.
+        is_nearly_done: has_left || first_step_at.is_some_and(is_nearly),
+        ranks: at_work.ranks,
+        slots: at_work.slots.clone(),
+    }
+}
+
 /// Tells one to, unless it has ended or was told to stop meanwhile.
 async fn give_way(app: &App, gang: &AtWork, to: &QueuedJob) -> Result<(), Problem> {
-    let (job, attempt) = (gang.job_id, gang.gang.attempt);
+    let (job, attempt) = (gang.job_id, gang.id);
     let mut tx = app.db.system().await?;
     let mut drive = Drive::lock(app, &mut tx, &[job], &[attempt], &[]).await?;
     let is_at_work = drive.attempt(attempt).is_some_and(|it| it.core.stage.is_at_work());

@@ -85,7 +85,7 @@ pub(crate) async fn place(app: &App) -> Result<Soon, Problem> {
     // Read before the slots: one that ends meanwhile is among those that come, not among those that nobody has.
     let at_work = match queue.is_empty() {
         true => Vec::new(),
-        false => store::all_at_work(&mut tx, now).await?,
+        false => store::all_at_work(&mut tx).await?,
     };
     let mut offers = offers(app, &mut tx).await?;
     let coming = store::coming_slots(&mut tx).await?;

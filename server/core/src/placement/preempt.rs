@@ -28,7 +28,7 @@ pub struct GangAtWork {
     /// How often its job has given way.
     pub preemptions: u32,
     /// When it was placed.
-    pub began_at: DateTime<Utc>,
+    pub placed_at: DateTime<Utc>,
     /// Whether its slots will be free soon anyway.
     pub is_nearly_done: bool,
     /// World size, or between which sizes it may be.
@@ -75,7 +75,7 @@ pub fn preempt(
         .filter(|it| it.priority < priority && !it.is_nearly_done)
         .filter(|it| it.preemptions < MAX_PREEMPTIONS)
         .collect();
-    candidates.sort_by_key(|it| (it.priority, Reverse(it.began_at), Reverse(it.attempt)));
+    candidates.sort_by_key(|it| (it.priority, Reverse(it.placed_at), Reverse(it.attempt)));
     let begins = |chosen: &[&GangAtWork]| {
         let leaving = at_work.iter().filter(|it| it.is_nearly_done);
         let leaving = leaving.chain(chosen.iter().copied()).flat_map(|it| &it.slots);

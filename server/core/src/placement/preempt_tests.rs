@@ -22,7 +22,7 @@ fn gang(number: u128, priority: u32, slots: &[i32]) -> GangAtWork {
         attempt: AttemptId(Uuid::from_u128(number)),
         priority: Priority(priority),
         preemptions: 0,
-        began_at: DateTime::UNIX_EPOCH + TimeDelta::seconds(seconds),
+        placed_at: DateTime::UNIX_EPOCH + TimeDelta::seconds(seconds),
         is_nearly_done: false,
         ranks: RankCount::Fixed(u32::try_from(slots.len()).unwrap()),
         slots: slots.iter().map(|index| slot(1, *index)).collect(),

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use lockstep_api::{
     AttemptId, DeviceKind, JobId, NodeId, OrganisationId, Priority, ProjectId, RankCount,
 };
-use lockstep_core::{GangAtWork, SlotKey, is_nearly_done};
+use lockstep_core::SlotKey;
 use sqlx::types::Json;
 use sqlx::{PgConnection, query};
 
@@ -14,14 +14,23 @@ pub(crate) struct AtWork {
     pub(crate) job_id: JobId,
     pub(crate) project_id: ProjectId,
     pub(crate) organisation_id: OrganisationId,
-    pub(crate) gang: GangAtWork,
+    pub(crate) id: AttemptId,
+    pub(crate) priority: Priority,
+    pub(crate) preemptions: u32,
+    pub(crate) ranks: RankCount,
+    pub(crate) placed_at: DateTime<Utc>,
+    /// When its first step was done, if one was.
+    pub(crate) first_step_at: Option<DateTime<Utc>>,
+    /// Steps done and left.
+    pub(crate) course: (i64, i64),
+    /// Whether a rank has left.
+    pub(crate) has_left: bool,
+    /// The slots that it holds, in order of rank.
+    pub(crate) slots: Vec<SlotKey>,
 }
 
-/// All attempts at work with the slots that they hold, the oldest first. One that has not done a step yet is not nearly done.
-pub(crate) async fn all_at_work(
-    db: &mut PgConnection,
-    now: DateTime<Utc>,
-) -> sqlx::Result<Vec<AtWork>> {
+/// All attempts at work, the oldest first.
+pub(crate) async fn all_at_work(db: &mut PgConnection) -> sqlx::Result<Vec<AtWork>> {
     let rows = query!(
         r#"
         SELECT attempt_id AS "id: AttemptId", attempt.job_id AS "job_id: JobId",
@@ -43,29 +52,26 @@ pub(crate) async fn all_at_work(
     let mut all: Vec<AtWork> = Vec::new();
     for row in rows {
         let slot = SlotKey { node: row.node, device: row.device, index: row.slot_index };
-        if all.last().is_none_or(|last| last.gang.attempt != row.id) {
+        if all.last().is_none_or(|last| last.id != row.id) {
             all.push(AtWork {
                 job_id: row.job_id,
                 project_id: row.project_id,
                 organisation_id: row.organisation_id,
-                gang: GangAtWork {
-                    attempt: row.id,
-                    priority: Priority(count(row.priority)),
-                    preemptions: count(row.preemptions),
-                    began_at: row.created_at,
-                    is_nearly_done: row
-                        .first_step_at
-                        .is_some_and(|since| is_nearly_done((row.done, row.left), now - since)),
-                    ranks: row.ranks.0,
-                    slots: Vec::new(),
-                },
+                id: row.id,
+                priority: Priority(count(row.priority)),
+                preemptions: count(row.preemptions),
+                ranks: row.ranks.0,
+                placed_at: row.created_at,
+                first_step_at: row.first_step_at,
+                course: (row.done, row.left),
+                has_left: false,
+                slots: Vec::new(),
             });
         }
-        let Some(AtWork { gang, .. }) = all.last_mut() else { continue };
-        // A rank that has left keeps no slot, and the others of such a gang are about to leave, too.
-        gang.is_nearly_done |= row.is_free;
+        let Some(last) = all.last_mut() else { continue };
+        last.has_left |= row.is_free;
         if !row.is_free {
-            gang.slots.push(slot);
+            last.slots.push(slot);
         }
     }
     Ok(all)
