@@ -25,6 +25,7 @@ use anyhow::Context as _;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::files::replace_file;
+use crate::stat::Stat;
 use folder::{Folder, Kind};
 use leftover::end_leftovers;
 
@@ -272,15 +273,9 @@ fn try_end(folders: &[Folder]) -> bool {
 
 /// `77 (sleep, D), 78 (sh, S)`
 pub(crate) fn described(processes: &[i32]) -> String {
-    let described = processes.iter().map(|pid| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let name = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')'));
-        match name {
-            Some((name, rest)) => {
-                format!("{pid} ({name}, {})", rest.trim_start().chars().take(1).collect::<String>())
-            }
-            None => pid.to_string(),
-        }
+    let described = processes.iter().map(|pid| match Stat::of(*pid) {
+        Some(Stat { name, state, .. }) => format!("{pid} ({name}, {state})"),
+        None => pid.to_string(),
     });
     described.collect::<Vec<_>>().join(", ")
 }

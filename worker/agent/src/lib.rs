@@ -21,6 +21,7 @@ mod session;
 mod ship;
 mod spawn;
 mod spool;
+mod stat;
 mod tree;
 
 pub use config::Config;

@@ -103,9 +103,8 @@ pub(crate) async fn heartbeats(
         if !is_due {
             continue;
         }
-        tokio::select! {
-            () = node.server.reachable() => {}
-            () = end.cancelled() => return,
+        if end.run_until_cancelled(node.server.reachable()).await.is_none() {
+            return;
         }
         last = Some(Instant::now());
         let request = HeartbeatRequest { boot_id: boot_id.clone(), running: living.all() };
@@ -146,9 +145,8 @@ pub(crate) async fn polls(
             boot_id: boot_id.clone(),
             host: node.reach.host.clone(),
         };
-        tokio::select! {
-            () = node.server.reachable() => {}
-            () = end.cancelled() => return,
+        if end.run_until_cancelled(node.server.reachable()).await.is_none() {
+            return;
         }
         let asked_at = Instant::now();
         let client = node.server.client();

@@ -5,7 +5,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::attempt::drive_tests::{PATIENT, TestNode, short, test_node};
-use crate::attempt::process_state;
+use crate::stat::process_state;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const NEVER: Duration = Duration::from_secs(3600);

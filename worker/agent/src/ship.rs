@@ -57,9 +57,8 @@ pub(crate) async fn ship(node: Arc<Node>, end: CancellationToken) {
             }
             continue;
         };
-        tokio::select! {
-            () = node.server.reachable() => {}
-            () = end.cancelled() => return,
+        if end.run_until_cancelled(node.server.reachable()).await.is_none() {
+            return;
         }
         let shipped = tokio::select! {
             shipped = hand_over(&node, reports) => shipped,

@@ -216,8 +216,8 @@ mod tests {
     use rustix::process::Pid;
 
     use super::*;
-    use crate::attempt::process_state;
     use crate::control_group::RankGroup;
+    use crate::stat::process_state;
     use crate::tree::{Tree, living_members};
 
     const LIMIT: Duration = Duration::from_secs(20);

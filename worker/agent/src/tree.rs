@@ -6,6 +6,7 @@ use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 
 use crate::control_group::{AttemptGroup, LEFTOVER_LOOK, RankGroup, described};
+use crate::stat::Stat;
 
 /// After how long of looking whether what a rank left behind is gone somebody is told.
 const LEFTOVER_WARNING: Duration = Duration::from_secs(5);
@@ -89,12 +90,9 @@ pub(crate) fn living_members(leader: Pid) -> Vec<i32> {
     }
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let of_group = |entry: std::fs::DirEntry| {
-        let text = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-        // The name in parentheses may hold anything, parentheses included.
-        let mut fields = text.rsplit_once(')')?.1.split_whitespace();
-        let (state, _parent, group) = (fields.next()?, fields.next()?, fields.next()?);
-        let is_of_it = !matches!(state, "Z" | "X") && group.parse() == Ok(leader.as_raw_pid());
-        is_of_it.then(|| entry.file_name().to_str()?.parse().ok()).flatten()
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let Stat { state, group, .. } = Stat::of(pid)?;
+        (!matches!(state, 'Z' | 'X') && group == leader.as_raw_pid()).then_some(pid)
     };
     processes.flatten().filter_map(of_group).collect()
 }

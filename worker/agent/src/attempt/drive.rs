@@ -20,15 +20,16 @@ use super::checkpoints::{Checkpoints, Outcome, Written};
 use super::course::{Action, Course, Ending, Gone, Graces, Input, own_failure};
 use super::link::Heard;
 use super::meet::{self, Sockets};
-use super::positions::{Positions, process_state};
+use super::positions::Positions;
 use super::prepare::{PrepareError, Ready, folder_of, prepare};
 use super::process::RankProcess;
 use super::reporter::Reporter;
-use super::watchdog::{self, Look, Watchdog};
+use super::watchdog::{self, Stopped, Watchdog};
 use crate::control_group::AttemptGroup;
 use crate::folder::WorkFolder;
 use crate::gang::{Order, fence_of};
 use crate::node::{Node, Note, blocking};
+use crate::stat::{Stat, process_state};
 use crate::tree::end_attempt;
 use lockstep_service::chain;
 use seating::could_not_start;
@@ -301,13 +302,13 @@ impl Drive {
     }
 
     fn look_for_stopped(&mut self) {
-        let look = |known: &RankProcess| {
+        let stopped = |known: &RankProcess| {
             let (rank, pid) = (known.rank(), known.pid.as_raw_pid());
-            let is_stopped = matches!(process_state(pid), Some('T' | 't'));
-            Look { rank, pid, is_stopped, position: self.positions.of(rank) }
+            let is_stopped = Stat::of(pid).is_some_and(|it| it.is_stopped());
+            is_stopped.then(|| Stopped { rank, pid, position: self.positions.of(rank) })
         };
-        let looks: Vec<Look> = self.processes.values().map(look).collect();
-        if let Some(report) = self.watchdog.look(&looks, Instant::now()) {
+        let found: Vec<Stopped> = self.processes.values().filter_map(stopped).collect();
+        if let Some(report) = self.watchdog.look(&found, Instant::now()) {
             self.act(Input::StandsStill(report));
         }
     }

@@ -21,5 +21,3 @@ pub(crate) use course::{Ending, own_failure};
 pub(crate) use drive::tests as drive_tests;
 pub(crate) use drive::{Told, run};
 pub(crate) use positions::Positions;
-#[cfg(test)]
-pub(crate) use positions::process_state;

@@ -8,6 +8,8 @@ use lockstep_api::{CollectivePosition, Phase, Rank, RankPosition, Step};
 use lockstep_shm::{FlightEntry, FlightPosition, FlightRecord, monotonic_ns};
 use serde_json::{Value, json};
 
+use crate::stat::Stat;
+
 /// Collectives of a culprit's past that go into the evidence.
 const TAIL_ENTRIES: usize = 16;
 /// Longest evidence with them, bytes: what is longer goes without. The server takes 16 KiB.
@@ -116,7 +118,7 @@ fn position(local: &Local, now: u64) -> RankPosition {
     let Local { rank, pid, record } = local;
     let (phase, step) = where_is(record);
     let found = FlightRecord::open(record).and_then(|record| record.read()).ok();
-    let is_stopped = matches!(process_state(*pid), Some('T' | 't'));
+    let is_stopped = Stat::of(*pid).is_some_and(|it| it.is_stopped());
     let pause = found.map_or(0, |it| it.paused_until_ns.saturating_sub(now));
     RankPosition {
         rank: *rank,
@@ -154,18 +156,12 @@ fn millis(ns: u64) -> i64 {
     i64::try_from(ns / 1_000_000).unwrap_or(i64::MAX)
 }
 
-/// The letter that the kernel gives a process's state: `T` is stopped. `None` when it is gone.
-pub(crate) fn process_state(pid: i32) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything, parentheses included.
-    stat.rsplit_once(')')?.1.trim_start().chars().next()
-}
-
 #[cfg(test)]
 mod tests {
     use lockstep_shm::{FlightKind, FlightOf, FlightOp};
 
     use super::*;
+    use crate::stat::process_state;
 
     #[test]
     fn a_rank_is_starting_until_its_record_says_more_and_this_process_runs() {

@@ -24,12 +24,11 @@ pub(crate) struct Watchdog {
     stopped: BTreeMap<i32, Instant>,
 }
 
-/// A process at one look.
+/// A process that is found stopped.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Look {
+pub(crate) struct Stopped {
     pub(crate) rank: Rank,
     pub(crate) pid: i32,
-    pub(crate) is_stopped: bool,
     pub(crate) position: (Phase, Step),
 }
 
@@ -40,29 +39,28 @@ impl Watchdog {
     }
 
     /// The failure of those that have been stopped for too long.
-    pub(crate) fn look(&mut self, looks: &[Look], now: Instant) -> Option<FailureReport> {
-        self.stopped.retain(|pid, _| looks.iter().any(|it| it.pid == *pid && it.is_stopped));
-        for look in looks.iter().filter(|look| look.is_stopped) {
-            self.stopped.entry(look.pid).or_insert(now);
+    pub(crate) fn look(&mut self, found: &[Stopped], now: Instant) -> Option<FailureReport> {
+        self.stopped.retain(|pid, _| found.iter().any(|it| it.pid == *pid));
+        for it in found {
+            self.stopped.entry(it.pid).or_insert(now);
         }
-        let is_late = |look: &&Look| {
-            self.stopped.get(&look.pid).is_some_and(|since| self.limit <= now - *since)
-        };
-        let late: Vec<Look> = looks.iter().filter(is_late).copied().collect();
+        let waited = |it: &Stopped| self.stopped.get(&it.pid).map(|since| now - *since);
+        let is_late = |it: &&Stopped| waited(it).is_some_and(|waited| self.limit <= waited);
+        let late: Vec<Stopped> = found.iter().filter(is_late).copied().collect();
         let first = late.first()?;
-        let waited = self.stopped.get(&first.pid).map(|since| now - *since)?;
+        let waited = waited(first)?;
         // Counted anew: if a group forms again with one that is still stopped, that is told as well.
         self.stopped.clear();
         Some(failure(&late, *first, waited))
     }
 }
 
-fn failure(late: &[Look], first: Look, waited: Duration) -> FailureReport {
+fn failure(late: &[Stopped], first: Stopped, waited: Duration) -> FailureReport {
     let seconds = waited.as_secs_f64();
-    let said: Vec<String> = late.iter().map(Look::to_string).collect();
+    let said: Vec<String> = late.iter().map(Stopped::to_string).collect();
     let message =
         format!("{}: stopped for {seconds:.1} s, and no other rank has missed it", said.join("; "));
-    let missing: Vec<Rank> = late.iter().map(|look| look.rank).collect();
+    let missing: Vec<Rank> = late.iter().map(|it| it.rank).collect();
     let (phase, step) = first.position;
     FailureReport {
         rank: Some(first.rank),
@@ -73,7 +71,7 @@ fn failure(late: &[Look], first: Look, waited: Duration) -> FailureReport {
     }
 }
 
-impl fmt::Display for Look {
+impl fmt::Display for Stopped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, pid, position: (phase, step), .. } = self;
         write!(f, "rank {rank} (pid {pid}) in phase {phase} of step {step}")
@@ -84,8 +82,8 @@ impl fmt::Display for Look {
 mod tests {
     use super::*;
 
-    fn look(pid: i32, is_stopped: bool) -> Look {
-        Look { rank: Rank(pid - 100), pid, is_stopped, position: (Phase::Data, Step(3)) }
+    fn stopped(pid: i32) -> Stopped {
+        Stopped { rank: Rank(pid - 100), pid, position: (Phase::Data, Step(3)) }
     }
 
     #[tokio::test]
@@ -93,20 +91,20 @@ mod tests {
         let mut watchdog = Watchdog::new(Duration::from_secs(4));
         let began = Instant::now();
         let mut at =
-            |seconds, looks: &[Look]| watchdog.look(looks, began + Duration::from_secs(seconds));
-        assert_eq!(at(0, &[look(100, false), look(101, true)]), None);
-        assert_eq!(at(4, &[look(100, true), look(101, true)]), None);
-        let told = at(5, &[look(100, true), look(101, true)]).unwrap();
+            |seconds, found: &[Stopped]| watchdog.look(found, began + Duration::from_secs(seconds));
+        assert_eq!(at(0, &[stopped(101)]), None);
+        assert_eq!(at(4, &[stopped(100), stopped(101)]), None);
+        let told = at(5, &[stopped(100), stopped(101)]).unwrap();
         assert_eq!((told.code, told.rank), (FailureCode::NotEntered, Some(Rank(1))));
         assert_eq!(
             told.message,
             "rank 1 (pid 101) in phase data of step 3: stopped for 5.0 s, and no other rank has missed it"
         );
-        assert_eq!(at(6, &[look(100, true)]), None, "it was told");
-        assert_eq!(at(7, &[look(100, false)]), None);
-        assert_eq!(at(11, &[look(100, true)]), None, "it went on in between");
-        assert_eq!(at(12, &[look(100, true), look(101, true)]), None);
-        let both = at(17, &[look(100, true), look(101, true)]).unwrap();
+        assert_eq!(at(6, &[stopped(100)]), None, "it was told");
+        assert_eq!(at(7, &[]), None);
+        assert_eq!(at(11, &[stopped(100)]), None, "it went on in between");
+        assert_eq!(at(12, &[stopped(100), stopped(101)]), None);
+        let both = at(17, &[stopped(100), stopped(101)]).unwrap();
         assert_eq!(
             both.missing_ranks().collect::<Vec<_>>(),
             [Rank(0), Rank(1)],

@@ -4,8 +4,8 @@ use std::io::{Read as _, Write as _};
 use std::process::{Child, Command, Stdio};
 
 use super::*;
-use crate::attempt::process_state;
 use crate::spawn::try_group;
+use crate::stat::process_state;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
