@@ -45,12 +45,12 @@ pub(super) struct Outgoing {
     pub(super) head: Head,
     pub(super) payload: Payload,
     /// Whether the head has the payload's checksum.
-    pub(super) is_sealed: bool,
+    pub(super) has_check: bool,
 }
 
 impl Outgoing {
     pub(super) fn new(head: Head, payload: Payload) -> Self {
-        Self { head, payload, is_sealed: false }
+        Self { head, payload, has_check: false }
     }
 }
 

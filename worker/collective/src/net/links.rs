@@ -145,6 +145,19 @@ mod tests {
     }
 
     #[test]
+    fn what_was_granted_and_has_not_passed_is_granted_again() {
+        let links = Links::default();
+        links.slow(Duration::from_secs(60));
+        let mut granted = 0;
+        // Only what was given back can be there so soon again.
+        while granted < 500 {
+            granted = links.grant(1000).unwrap_or(0);
+        }
+        links.give_back(granted);
+        assert_eq!(links.grant(granted), Some(granted));
+    }
+
+    #[test]
     fn one_bit_of_the_next_numbers_is_flipped() {
         let links = Links::default();
         let mut numbers = [0; 2];

@@ -120,12 +120,7 @@ impl Mesh {
         loop {
             let mut has_moved = false;
             for index in 0..self.connections.len() {
-                let written = write_all_it_takes(&mut self.connections[index], exchange);
-                if written.is_err() {
-                    // Whoever has hung up may have said why.
-                    self.read_all_there_is(index, call, exchange)?;
-                }
-                has_moved |= written?;
+                has_moved |= write_all_it_takes(&mut self.connections[index], exchange)?;
                 has_moved |= self.read_all_there_is(index, call, exchange)?;
             }
             let waits_for = exchange.waits_for();

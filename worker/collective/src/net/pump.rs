@@ -182,9 +182,9 @@ pub(super) fn write_all_it_takes<E: Exchange>(
             Payload::Buffer(buffer) => buffer.bytes(),
             Payload::Arena { slot, numbers } => exchange.arena(*slot, numbers.clone()),
         };
-        if !outgoing.is_sealed {
+        if !outgoing.has_check {
             outgoing.head.check = crc32fast::hash(payload);
-            outgoing.is_sealed = true;
+            outgoing.has_check = true;
         }
         let head = outgoing.head.encode();
         let head_sent = connection.sent.min(Head::BYTES);

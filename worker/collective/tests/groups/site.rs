@@ -36,7 +36,7 @@ impl Site {
             memories: sizes.iter().map(|_| create_group_memory().unwrap()).collect(),
             endpoints: listeners.iter().map(|it| vec![it.local_addr().unwrap()]).collect(),
             listeners: Mutex::new(listeners.into_iter().map(Some).collect()),
-            links: vec![(); topology.world()].iter().map(|()| Links::default()).collect(),
+            links: (0..topology.world()).map(|_| Links::default()).collect(),
             topology,
             encrypt: false,
         }
