@@ -197,7 +197,9 @@ fn set(root: &mut Value, field: &str, setting: Value) -> anyhow::Result<()> {
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
                 let here = here.trim_start_matches('.');
-                return Err(usage(&format!("--set {field}: {here} has no fields")));
+                return Err(usage(&format!(
+                    "--set {field}: {here} is {place} and has no fields; a table takes its place: --set '{here}={{ … }}'"
+                )));
             }
         };
     }

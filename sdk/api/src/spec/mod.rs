@@ -14,6 +14,7 @@ mod model;
 mod optimizer;
 mod parse;
 mod priority;
+mod ranks;
 mod schedule;
 mod shapes;
 mod tagged;
@@ -25,7 +26,6 @@ mod train;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -41,6 +41,7 @@ pub use model::*;
 pub use optimizer::*;
 pub use parse::*;
 pub use priority::*;
+pub use ranks::*;
 pub use schedule::*;
 pub use shapes::LayerMisfit;
 pub use timeouts::*;
@@ -159,60 +160,6 @@ pub struct GangSpec {
 impl Default for GangSpec {
     fn default() -> Self {
         Self { ranks: RankCount::Fixed(1), slot: SlotSpec::default() }
-    }
-}
-
-/// How many ranks train together: always as many, or as slots come and go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(untagged, expecting = "expected a number of ranks, or a table of `min` and `max`")]
-pub enum RankCount {
-    /// World size. 1 to 64.
-    Fixed(u32),
-    /// The gang begins with as many as there are slots for, gives ranks up when they are lost or other jobs wait for their
-    /// slots, and grows when slots are free.
-    Elastic(RankRange),
-}
-
-/// From how many ranks to how many.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct RankRange {
-    /// At least so many, or the job waits. 1 to `max`.
-    pub min: u32,
-    /// At most so many. `min` to 64.
-    pub max: u32,
-}
-
-impl RankCount {
-    /// The fewest.
-    pub fn min(self) -> u32 {
-        match self {
-            Self::Fixed(ranks) => ranks,
-            Self::Elastic(RankRange { min, .. }) => min,
-        }
-    }
-
-    /// The most.
-    pub fn max(self) -> u32 {
-        match self {
-            Self::Fixed(ranks) => ranks,
-            Self::Elastic(RankRange { max, .. }) => max,
-        }
-    }
-
-    /// Whether the world size may change while the job runs.
-    pub fn is_elastic(self) -> bool {
-        matches!(self, Self::Elastic(_))
-    }
-}
-
-/// `2`, `1 to 4`
-impl fmt::Display for RankCount {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fixed(ranks) => write!(f, "{ranks}"),
-            Self::Elastic(RankRange { min, max }) => write!(f, "{min} to {max}"),
-        }
     }
 }
 

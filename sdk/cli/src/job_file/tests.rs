@@ -144,7 +144,9 @@ fn settings_override_the_file_and_the_last_one_wins() {
 fn a_setting_that_fits_nowhere_is_refused_with_its_path() {
     assert!(refusal(JOB, &["train.globl_batch=3"]).contains("did you mean `global_batch`"));
     assert!(refusal(JOB, &["train.epochs=soon"]).contains("train.epochs"));
-    assert!(refusal(JOB, &["name.first=x"]).contains("name has no fields"));
+    let told = refusal(JOB, &["gang.ranks=2", "gang.ranks.min=1"]);
+    assert!(told.contains("gang.ranks is 2 and has no fields"), "{told}");
+    assert!(told.ends_with("a table takes its place: --set 'gang.ranks={ … }'"), "{told}");
     assert!(refusal(JOB, &["model.hidden[5]=1"]).contains("an index below 2"));
     assert!(refusal(JOB, &["train.seed"]).contains("FIELD=VALUE"));
     assert!(refusal(JOB, &["=1"]).contains("FIELD=VALUE"));

@@ -59,5 +59,9 @@ pub(crate) async fn node(global: &Global, verb: NodeVerb, out: Out) -> anyhow::R
         NodeVerb::Undrain(args) => client.undrain_node(&args.name).await?,
         NodeVerb::Release(args) => client.release_node(&args.name).await?,
     };
-    out.data(&node, |node| format!("{} {}", node.name, note(node)))
+    out.data(&node, |node| format!("{}: {}", node.name, or_in_use(note(node))))
+}
+
+fn or_in_use(note: String) -> String {
+    if note.is_empty() { "takes work".to_owned() } else { note }
 }

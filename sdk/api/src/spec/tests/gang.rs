@@ -27,14 +27,18 @@ fn a_range_that_is_none_is_refused() {
     assert_eq!(told(0, 2), ["gang.ranks.min: expected 1 to gang.ranks.max, which is 2, got 0"]);
     assert_eq!(told(3, 2), ["gang.ranks.min: expected 1 to gang.ranks.max, which is 2, got 3"]);
     assert_eq!(told(1, 65), ["gang.ranks.max: expected 1 to 64, got 65"]);
-    for text in ["\"two\"", "{ min = 1 }", "{ min = 1, max = 2, most = 3 }"] {
-        let told = gang(&format!("[gang]\nranks = {text}"));
-        assert_eq!(
-            told,
-            ["gang.ranks: expected a number of ranks, or a table of `min` and `max`"],
-            "{text}"
-        );
-    }
+    let wrong = |text: &str| gang(&format!("[gang]\nranks = {text}"));
+    let either = "expected a number of ranks, or a table of `min` and `max`";
+    let told = |got: &str| vec![format!("gang.ranks: invalid {got}, {either}")];
+    assert_eq!(wrong("\"two\""), told("type: string \"two\""));
+    assert_eq!(wrong("-1"), told("value: integer `-1`"));
+    assert_eq!(wrong("1.5"), told("type: floating point `1.5`"));
+    assert_eq!(wrong("{ min = 1 }"), ["gang.ranks: missing field `max`"]);
+    let told =
+        "gang.ranks.max: invalid type: string \"4\", expected a whole number, 0 to 4294967295";
+    assert_eq!(wrong("{ min = 1, max = \"4\" }"), [told]);
+    let told = "gang.ranks.most: unknown field `most`, expected `min` or `max`";
+    assert_eq!(wrong("{ min = 1, max = 2, most = 3 }"), [told]);
 }
 
 #[test]
