@@ -34,6 +34,8 @@ enum Name {
     Allreduce(allreduce::Allreduce),
     /// From a failure (a killed or frozen rank, a lost node) to its verdict and to the next step.
     Recover(Recover),
+    /// An asynchronous checkpoint of a GPT: how long it holds the ranks, against a step.
+    Checkpoint(Checkpoint),
     /// One training step of two ranks, against PyTorch's data parallel.
     Ddp(ddp::Ddp),
     /// One training step, forward to optimizer, of the models in bench/README.md.
@@ -57,12 +59,23 @@ struct Recover {
     /// End with one JSON object on a line of its own.
     #[arg(long)]
     json: bool,
-    /// Ranks that are killed; half as many are frozen, and half as many nodes are lost.
+    /// Ranks that are killed, ranks that are frozen, and nodes that are lost: so many of each.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     /// A Python that has PyTorch: the same is done to ranks of torchrun, in turn with ours.
     #[arg(long, value_name = "PYTHON")]
     peer: Option<Utf8PathBuf>,
+}
+
+/// Settings of `cargo xtask bench checkpoint`.
+#[derive(Args)]
+struct Checkpoint {
+    /// End with one JSON object on a line of its own.
+    #[arg(long)]
+    json: bool,
+    /// How many measured checkpoints.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: u32,
 }
 
 impl Bench {
@@ -77,6 +90,7 @@ impl Bench {
         match &self.name {
             Name::Launch(launch) => launch.run(root, &all()?),
             Name::Recover(recover) => recover.run(root, &all()?),
+            Name::Checkpoint(checkpoint) => checkpoint.run(root, &all()?),
             Name::Step(step) => step.run(root, &all()?),
             Name::Allreduce(allreduce) => allreduce.run(root, &only(allreduce::PROGRAM)?),
             Name::Ddp(ddp) => ddp.run(root, &only(ddp::PROGRAM)?),
@@ -95,6 +109,12 @@ impl Recover {
         let peer = self.peer.iter().flat_map(|python| ["--peer", python.as_str()]);
         let arguments: Vec<&str> = std::iter::once("recover").chain(peer).collect();
         measure(root, programs, &arguments, (self.runs, self.json))
+    }
+}
+
+impl Checkpoint {
+    fn run(&self, root: &Utf8Path, programs: &Utf8Path) -> anyhow::Result<()> {
+        measure(root, programs, &["checkpoint"], (self.runs, self.json))
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use lockstep_e2e::{Service, wait_for_job};
 
-use crate::report::{Row, Target, median, print, say};
+use crate::report::{Row, print, say};
 
 /// The bar for `submit to first step p50`, milliseconds.
 const LAUNCH_TARGET_MS: f64 = 500.0;
@@ -21,19 +21,7 @@ pub(crate) async fn launch(runs: u32, json: bool) -> anyhow::Result<()> {
     for _ in 0..runs {
         times.push(one_launch(&service).await?);
     }
-    times.sort_by(f64::total_cmp);
-    let p50 = median(&times).context("at least one run")?;
-    let row = Row {
-        case: "submit to first step p50",
-        unit: "ms",
-        ours: p50,
-        runs: times.len(),
-        min: times[0],
-        max: times[times.len() - 1],
-        target: Target { ours: Some(LAUNCH_TARGET_MS) },
-        holds: Some(p50 <= LAUNCH_TARGET_MS),
-        peer: None,
-    };
+    let row = Row::of("submit to first step p50", "ms", times, Some(LAUNCH_TARGET_MS))?;
     say(&format!("the first job, on a cold agent: {warm_up:.1} ms; 2 ranks of examples/digits"));
     print("launch", vec![row], json)
 }

@@ -1,6 +1,7 @@
 //! Measures whole services: a table for people, and with `--json` one object on the last line.
 
 mod chaos;
+mod checkpoint;
 mod launch;
 mod peer;
 mod recover;
@@ -32,12 +33,21 @@ enum Bench {
     },
     /// From a failure to its verdict and to the next step.
     Recover {
-        /// Ranks that are killed; half as many are frozen, and half as many nodes are lost.
+        /// Ranks that are killed, ranks that are frozen, and nodes that are lost: so many of each.
         #[arg(long, default_value_t = 10)]
         runs: u32,
         /// A Python that has PyTorch: the same is done to ranks of torchrun, in turn with ours.
         #[arg(long, value_name = "PYTHON")]
         peer: Option<Utf8PathBuf>,
+        /// End with one JSON object on a line of its own.
+        #[arg(long)]
+        json: bool,
+    },
+    /// What an asynchronous checkpoint of a GPT costs the ranks.
+    Checkpoint {
+        /// Checkpoints that are measured.
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
+        runs: u32,
         /// End with one JSON object on a line of its own.
         #[arg(long)]
         json: bool,
@@ -62,6 +72,7 @@ async fn main() -> anyhow::Result<()> {
             let peer = peer.map(|python| Peer { python, script });
             recover::recover(runs, peer.as_ref(), json).await
         }
+        Bench::Checkpoint { runs, json } => checkpoint::checkpoint(runs, json).await,
         Bench::Chaos { count, seed } => chaos::chaos(count, seed).await,
     }
 }

@@ -9,7 +9,7 @@ use lockstep_api::{FailureCode, JobId, JobView, Rank};
 use lockstep_e2e::{LEASE, Service, freeze, kill_now, wait_for_job};
 
 use crate::peer::{Peer, Turns};
-use crate::report::{Row, Target, print};
+use crate::report::{Row, print};
 
 const JOB: &str = "examples/digits/job.toml";
 /// Far longer than a case takes.
@@ -44,45 +44,29 @@ pub(crate) async fn recover(runs: u32, peer: Option<&Peer>, json: bool) -> anyho
         kills.push(kill(&service).await?);
         peer_kills.turn().await?;
     }
-    for _ in 0..runs.div_ceil(2) {
+    for _ in 0..runs {
         freezes.push(frozen(&service).await?);
         peer_freezes.turn().await?;
     }
     drop(service);
-    for _ in 0..runs.div_ceil(2) {
+    for _ in 0..runs {
         losses.push(node_lost().await?);
     }
     let named = |hits: &[Hit]| hits.iter().map(|it| it.named).collect::<Vec<f64>>();
     let stepping = |hits: &[Hit]| hits.iter().map(|it| it.stepping).collect::<Vec<f64>>();
-    let verdict = row("kill -9 of a rank: verdict", named(&kills), Some(0.3))?;
-    let killed = row("kill -9 of a rank: next step", stepping(&kills), Some(1.5))?;
-    let noticed = row("frozen rank: named", named(&freezes), Some(10.5))?;
-    let replaced = row("frozen rank: next step", stepping(&freezes), None)?;
+    let verdict = Row::of("kill -9 of a rank: verdict", "s", named(&kills), Some(0.3))?;
+    let killed = Row::of("kill -9 of a rank: next step", "s", stepping(&kills), Some(1.5))?;
+    let noticed = Row::of("frozen rank: named", "s", named(&freezes), Some(10.5))?;
+    let replaced = Row::of("frozen rank: next step", "s", stepping(&freezes), None)?;
     let lease = LEASE.as_secs_f64() + 2.0;
     let rows = vec![
         peer_kills.beside(verdict, |run| run.noticed_s),
         peer_kills.beside(killed, |run| run.stepping_s),
         peer_freezes.beside(noticed, |run| run.noticed_s),
         peer_freezes.beside(replaced, |run| run.stepping_s),
-        row("node lost: next step", stepping(&losses), Some(lease))?,
+        Row::of("node lost: next step", "s", stepping(&losses), Some(lease))?,
     ];
     print("recover", rows, json)
-}
-
-fn row(case: &'static str, mut times: Vec<f64>, target: Option<f64>) -> anyhow::Result<Row> {
-    times.sort_by(f64::total_cmp);
-    let ours = crate::report::median(&times).context("at least one run")?;
-    Ok(Row {
-        case,
-        unit: "s",
-        ours,
-        runs: times.len(),
-        min: times[0],
-        max: times[times.len() - 1],
-        target: Target { ours: target },
-        holds: target.map(|most| ours <= most),
-        peer: None,
-    })
 }
 
 async fn start(service: &Service, timeout: &str) -> anyhow::Result<JobView> {

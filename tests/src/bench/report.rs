@@ -1,5 +1,6 @@
 //! What every benchmark here answers: a table for people, and with `--json` one object on the last line.
 
+use anyhow::Context as _;
 use serde::Serialize;
 
 /// What a benchmark answers.
@@ -62,6 +63,22 @@ impl Figure {
         let failed = format!("{} of {}", self.peer_failed, self.peer_runs);
         let (peer, ratio) = (known(self.peer), known(self.ratio));
         format!(" {peer:>9} {ratio:>8} {failed:>8}  {}", self.peer_name)
+    }
+}
+
+impl Row {
+    /// The median of some values, of which there is at least one, and the most that it should be.
+    pub(crate) fn of(
+        case: &'static str,
+        unit: &'static str,
+        mut values: Vec<f64>,
+        most: Option<f64>,
+    ) -> anyhow::Result<Self> {
+        values.sort_by(f64::total_cmp);
+        let ours = median(&values).with_context(|| format!("{case}: no run"))?;
+        let (runs, min, max) = (values.len(), values[0], values[values.len() - 1]);
+        let (target, holds) = (Target { ours: most }, most.map(|most| ours <= most));
+        Ok(Self { case, unit, ours, runs, min, max, target, holds, peer: None })
     }
 }
 
