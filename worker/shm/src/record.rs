@@ -5,11 +5,11 @@
 //!
 //! # What is counted
 //!
-//! Collectives of one group (of several lanes: the first), from 1 since it formed. All ranks start the same ones in the
+//! Collectives of each group of the same ranks, its *lane*, from 1 since it formed. All ranks start the same ones in the
 //! same order, so a number means the same collective everywhere. A rank has *entered* one when its communication
 //! thread says to the others that it is there, it has *met* them once all ranks of its node are there, and has *left*
 //! it when the result is in. Between entering and leaving it waits for others or works with them. Behind the header
-//! lies a ring of the last [`RING_ENTRIES`] of them.
+//! lies, for each lane, a ring of the last [`RING_ENTRIES`] of them.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -28,9 +28,11 @@ use crate::{Mapping, PAGE_BYTES, entry::FlightOp};
 
 /// "LKSFLREC", so that no other file is taken for a record.
 const MAGIC: u64 = u64::from_be_bytes(*b"LKSFLREC");
-const VERSION: u32 = 2;
-/// Collectives that are remembered. A power of two.
-pub const RING_ENTRIES: usize = 4096;
+const VERSION: u32 = 3;
+/// Collectives that are remembered of each lane. A power of two.
+pub const RING_ENTRIES: usize = 512;
+/// Groups of the same ranks that a record has room for; of further ones nothing is written.
+pub const LANES: usize = 16;
 
 /// Byte offsets of the header's words.
 mod at {
@@ -40,15 +42,22 @@ mod at {
     pub(super) const PID: usize = 16;
     pub(super) const PHASE: usize = 20;
     pub(super) const STEP: usize = 24;
-    pub(super) const ENTERED: usize = 32;
-    pub(super) const MET: usize = 40;
-    pub(super) const LEFT: usize = 48;
-    pub(super) const UPDATED: usize = 56;
-    pub(super) const PHASE_SINCE: usize = 64;
-    pub(super) const ENTERED_SINCE: usize = 72;
-    pub(super) const OP: usize = 80;
-    pub(super) const PAUSED_UNTIL: usize = 88;
-    pub(super) const END: usize = 96;
+    pub(super) const UPDATED: usize = 32;
+    pub(super) const PHASE_SINCE: usize = 40;
+    pub(super) const PAUSED_UNTIL: usize = 48;
+    /// The first lane's words.
+    pub(super) const LANES: usize = 64;
+    pub(super) const END: usize = LANES + super::LANES * super::of_lane::BYTES;
+}
+
+/// Byte offsets of a lane's words, and its size.
+mod of_lane {
+    pub(super) const ENTERED: usize = 0;
+    pub(super) const MET: usize = 8;
+    pub(super) const LEFT: usize = 16;
+    pub(super) const ENTERED_SINCE: usize = 24;
+    pub(super) const OP: usize = 32;
+    pub(super) const BYTES: usize = 64;
 }
 
 /// Byte offsets of an entry's words, and its size. The rest of it is room for later.
@@ -60,10 +69,10 @@ mod of_entry {
     pub(super) const MET: usize = 32;
     pub(super) const LEFT: usize = 40;
     pub(super) const END: usize = 48;
-    pub(super) const BYTES: usize = 128;
+    pub(super) const BYTES: usize = 64;
 }
 
-const FILE_BYTES: usize = PAGE_BYTES + RING_ENTRIES * of_entry::BYTES;
+const FILE_BYTES: usize = PAGE_BYTES + LANES * RING_ENTRIES * of_entry::BYTES;
 
 /// What a record says. Times are the node's monotonic clock, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,16 +85,8 @@ pub struct FlightPosition {
     pub phase: u32,
     /// The step it is in; -1 before the first.
     pub step: i64,
-    /// The last collective that it entered; 0 before the first of its group.
-    pub entered: u64,
-    /// The last collective in which it has met all ranks of its node.
-    pub met: u64,
-    /// The last collective that it left.
-    pub left: u64,
-    /// What the last collective that it entered is.
-    pub op: FlightOp,
-    /// When it entered that.
-    pub entered_ns: u64,
+    /// How far it is in the collectives of each lane.
+    pub lanes: [FlightLane; LANES],
     /// When anything of this last changed.
     pub updated_ns: u64,
     /// Since when it is in this phase.
@@ -94,7 +95,22 @@ pub struct FlightPosition {
     pub paused_until_ns: u64,
 }
 
-impl FlightPosition {
+/// How far a rank is in the collectives of one lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FlightLane {
+    /// The last one that it entered; 0 before the first of its group.
+    pub entered: u64,
+    /// The last one in which it has met all ranks of its node.
+    pub met: u64,
+    /// The last one that it left.
+    pub left: u64,
+    /// What the last one that it entered is.
+    pub op: FlightOp,
+    /// When it entered that.
+    pub entered_ns: u64,
+}
+
+impl FlightLane {
     /// Whether it is in a collective.
     pub fn is_inside(&self) -> bool {
         self.left < self.entered
@@ -165,10 +181,14 @@ impl FlightRecord {
         self.store(at::STEP, step.cast_unsigned());
     }
 
-    /// The rank enters collective number `sequence`: says to the others that it is there. Whatever it was in before is over.
-    pub fn enter(&self, sequence: u64, op: FlightOp) {
+    /// The rank enters collective number `sequence` of `lane`: says to the others that it is there. Whatever it was in there
+    /// before is over.
+    pub fn enter(&self, lane: usize, sequence: u64, op: FlightOp) {
+        if LANES <= lane {
+            return;
+        }
         let now = monotonic_ns();
-        let entry = entry_at(sequence);
+        let entry = entry_at(lane, sequence);
         // No reader takes an entry for whole that is being written.
         self.map.u64_at(entry + of_entry::SEQUENCE).store(0, Ordering::Release);
         let step = self.map.u64_at(at::STEP).load(Ordering::Relaxed);
@@ -185,26 +205,26 @@ impl FlightRecord {
         self.map.u64_at(entry + of_entry::SEQUENCE).store(sequence, Ordering::Release);
         let before = sequence.saturating_sub(1);
         let words = [
-            (at::OP, op.word()),
-            (at::ENTERED_SINCE, now),
-            (at::MET, before),
-            (at::LEFT, before),
-            (at::ENTERED, sequence),
+            (of_lane::OP, op.word()),
+            (of_lane::ENTERED_SINCE, now),
+            (of_lane::MET, before),
+            (of_lane::LEFT, before),
+            (of_lane::ENTERED, sequence),
         ];
         for (offset, word) in words {
-            self.map.u64_at(offset).store(word, Ordering::Release);
+            self.map.u64_at(lane_at(lane) + offset).store(word, Ordering::Release);
         }
         self.map.u64_at(at::UPDATED).store(now, Ordering::Release);
     }
 
-    /// Every rank of the node has entered collective number `sequence`.
-    pub fn meet(&self, sequence: u64) {
-        self.pass(sequence, at::MET, of_entry::MET);
+    /// Every rank of the node has entered collective number `sequence` of `lane`.
+    pub fn meet(&self, lane: usize, sequence: u64) {
+        self.pass(lane, sequence, of_lane::MET, of_entry::MET);
     }
 
-    /// Collective number `sequence` is over.
-    pub fn leave(&self, sequence: u64) {
-        self.pass(sequence, at::LEFT, of_entry::LEFT);
+    /// Collective number `sequence` of `lane` is over.
+    pub fn leave(&self, lane: usize, sequence: u64) {
+        self.pass(lane, sequence, of_lane::LEFT, of_entry::LEFT);
     }
 
     /// Says until when others need not miss this rank: the node's monotonic clock; 0 when they may again.
@@ -212,10 +232,13 @@ impl FlightRecord {
         self.store(at::PAUSED_UNTIL, until_ns);
     }
 
-    fn pass(&self, sequence: u64, offset: usize, of_entry: usize) {
+    fn pass(&self, lane: usize, sequence: u64, of_lane: usize, of_entry: usize) {
+        if LANES <= lane {
+            return;
+        }
         let now = monotonic_ns();
-        self.map.u64_at(entry_at(sequence) + of_entry).store(now, Ordering::Relaxed);
-        self.map.u64_at(offset).store(sequence, Ordering::Release);
+        self.map.u64_at(entry_at(lane, sequence) + of_entry).store(now, Ordering::Relaxed);
+        self.map.u64_at(lane_at(lane) + of_lane).store(sequence, Ordering::Release);
         self.map.u64_at(at::UPDATED).store(now, Ordering::Release);
     }
 
@@ -256,28 +279,35 @@ impl FlightReader {
             pid: small(at::PID),
             phase: small(at::PHASE),
             step: word(at::STEP).cast_signed(),
-            entered: word(at::ENTERED),
-            met: word(at::MET),
-            left: word(at::LEFT),
-            op: FlightOp::of_word(word(at::OP)),
-            entered_ns: word(at::ENTERED_SINCE),
+            lanes: std::array::from_fn(|lane| {
+                let word = |offset| word(lane_at(lane) + offset);
+                FlightLane {
+                    entered: word(of_lane::ENTERED),
+                    met: word(of_lane::MET),
+                    left: word(of_lane::LEFT),
+                    op: FlightOp::of_word(word(of_lane::OP)),
+                    entered_ns: word(of_lane::ENTERED_SINCE),
+                }
+            }),
             updated_ns: word(at::UPDATED),
             phase_since_ns: word(at::PHASE_SINCE),
             paused_until_ns: word(at::PAUSED_UNTIL),
         })
     }
 
-    /// The last collectives of the rank, at most `count` of them, oldest first. Those that it is just writing, or has
-    /// forgotten, are left out.
+    /// The last collectives of the rank in `lane`, at most `count` of them, oldest first. Those that it is just writing, or
+    /// has forgotten, are left out; of a lane that a record has no room for there are none.
     ///
     /// # Errors
     /// As [`FlightReader::read`].
-    pub fn tail(&self, count: usize) -> io::Result<Vec<FlightEntry>> {
-        let last = self.read()?.entered;
+    pub fn tail(&self, lane: usize, count: usize) -> io::Result<Vec<FlightEntry>> {
+        let Some(FlightLane { entered: last, .. }) = self.read()?.lanes.get(lane).copied() else {
+            return Ok(Vec::new());
+        };
         let count = u64::try_from(count.min(RING_ENTRIES)).unwrap_or(0);
         let mut entries = Vec::new();
         for sequence in last.saturating_sub(count) + 1..last + 1 {
-            let words = self.words::<{ of_entry::END / 8 }>(entry_at(sequence))?;
+            let words = self.words::<{ of_entry::END / 8 }>(entry_at(lane, sequence))?;
             let word = |offset: usize| words[offset / 8];
             if word(of_entry::SEQUENCE) == sequence {
                 entries.push(FlightEntry {
@@ -304,10 +334,15 @@ impl FlightReader {
     }
 }
 
-/// Where in the file the entry of a collective lies.
-fn entry_at(sequence: u64) -> usize {
+/// Where in the file a lane's words lie.
+fn lane_at(lane: usize) -> usize {
+    at::LANES + lane * of_lane::BYTES
+}
+
+/// Where in the file the entry of a lane's collective lies.
+fn entry_at(lane: usize, sequence: u64) -> usize {
     let index = usize::try_from(sequence % RING_ENTRIES as u64).unwrap_or(0);
-    PAGE_BYTES + index * of_entry::BYTES
+    PAGE_BYTES + (lane * RING_ENTRIES + index) * of_entry::BYTES
 }
 
 /// Now, on the clock that [`FlightPosition`] uses; the same for every process of a node.

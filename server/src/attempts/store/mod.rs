@@ -17,10 +17,12 @@ use lockstep_api::{
     ProjectId, Rank, RankCount, RankExit, RankPosition, Step, Transport,
 };
 use lockstep_core::{Attempt, Gang, Member, News, Place, Placed, Readiness, SlotKey, Stage};
-use sqlx::types::Uuid;
+use sqlx::types::{Json, Uuid};
 use sqlx::{PgConnection, query, query_scalar};
 
 use crate::progress;
+
+use arrival::FurtherLane;
 
 pub(crate) use held::{
     at_work, extend_leases, held_after_end, held_slots, hold_fence, holding_nodes, of_node, renew,
@@ -184,6 +186,7 @@ async fn members(
             node.last_seen_at AS node_seen_at,
             closed_at IS NOT NULL   AS "is_closed!",
             CASE WHEN last_left < last_entered AND phase <> 'recovering' THEN last_entered END AS inside,
+            CASE WHEN phase <> 'recovering' THEN further_lanes END AS "further_lanes: Json<Vec<FurtherLane>>",
             is_stopped, seen_at, process, exit_code, signal, finished_at, released_at
         FROM group_member JOIN node USING (node_id)
         JOIN attempt USING (attempt_id)
@@ -205,7 +208,12 @@ async fn members(
             (Some(_), None, ..) => Place::Gone,
         };
         let readiness = Readiness { listens: row.listens, is_prepared: row.is_prepared };
-        let (is_stopped, inside) = (row.is_stopped, row.inside);
+        let is_stopped = row.is_stopped;
+        let further = row.further_lanes.map_or_else(Vec::new, |Json(lanes)| lanes);
+        let further = further.into_iter().filter(|it| it.left < it.entered);
+        let first = row.inside.map(|entered| (0, entered));
+        let inside =
+            first.into_iter().chain(further.map(|it| (it.lane.into(), it.entered))).collect();
         let news = row.seen_at.map(|seen_at| News { seen_at, is_stopped, inside });
         let member = Member {
             node: row.node_id,
