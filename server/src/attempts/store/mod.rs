@@ -29,7 +29,7 @@ pub(crate) use held::{
     unfinished,
 };
 pub(crate) use network::{Peer, peers, record_endpoints, record_prepared};
-pub(crate) use read::{Assigned, Branch, assigned, branch, idle, newest, steps_done, views};
+pub(crate) use read::{Assigned, Branch, Newest, assigned, branch, idle, newest, views};
 pub(crate) use regroup::{
     ANY, NewMember, begin_generation, evict, held_after_eviction, record_formed, record_progress,
     release_evicted,
