@@ -70,7 +70,7 @@ async fn the_map_says_who_has_entered_who_is_missing_and_how_old_the_news_is(poo
     let map = part(&server, &job, "ranks").await;
     assert_eq!(
         map["collective"],
-        json!({"sequence": 41, "what": "bucket 3 of 9", "waited_ms": 2000}),
+        json!({"lane": 0, "sequence": 41, "what": "bucket 3 of 9", "waited_ms": 2000}),
         "as of the news, which is 100 ms old"
     );
     assert_eq!(
@@ -97,6 +97,36 @@ async fn the_map_says_who_has_entered_who_is_missing_and_how_old_the_news_is(poo
     beat(&agent, &server, &fence, vec![plain]).await;
     let map = part(&server, &job, "ranks").await;
     assert_eq!((&map["collective"], &map["ranks"][0]["phase"]), (&Value::Null, &json!("forward")));
+}
+
+#[sqlx::test(migrations = "../migrations")]
+async fn a_rank_that_is_late_in_another_lane_is_missing_there(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let (agent, job, fence) = placed(&server).await;
+    let with_lanes = |rank: i32, lanes: [(i64, i64); 2]| {
+        let mut position = position(rank, "reduce", (41, 41), 100);
+        let lane = |(entered, left)| json!({"entered": entered, "left": left, "what": "bucket 2 of 9", "entered_ms": 7000});
+        position["further_lanes"] = json!(lanes.map(lane));
+        position
+    };
+    let ranks = vec![with_lanes(0, [(0, 0), (7, 6)]), with_lanes(1, [(0, 0), (6, 6)])];
+    beat(&agent, &server, &fence, ranks).await;
+    let map = part(&server, &job, "ranks").await;
+    let collective = json!({"lane": 2, "sequence": 7, "what": "bucket 2 of 9", "waited_ms": 7000});
+    assert_eq!(map["collective"], collective);
+    let of = |rank: usize| {
+        let it = &map["ranks"][rank];
+        [&it["standing"], &it["entered"], &it["left"], &it["waited_ms"]].map(Clone::clone)
+    };
+    assert_eq!(of(0), [json!("entered"), json!(7), json!(6), json!(7000)]);
+    assert_eq!(of(1), [json!("missing"), json!(6), json!(6), Value::Null]);
+    let lines = said(&server, &job).await;
+    let begins = "straggler: rank 1 on node alpha has not entered bucket 2 of 9 (collective 7 of lane 2) for 7.0 s";
+    assert!(lines.len() == 1 && lines[0].2.starts_with(begins), "{lines:?}");
+    // All are there: with what is heard of lane 0 next, nothing is left of the others.
+    beat(&agent, &server, &fence, vec![position(0, "forward", (42, 42), 10)]).await;
+    let map = part(&server, &job, "ranks").await;
+    assert_eq!((&map["collective"], &map["ranks"][0]["entered"]), (&Value::Null, &json!(42)));
 }
 
 #[sqlx::test(migrations = "../migrations")]

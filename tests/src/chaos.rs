@@ -12,9 +12,11 @@ use lockstep_api::{
 use crate::{Service, is_running, wait_for};
 
 const JOB: &str = "examples/digits/job.toml";
-/// Short, with evaluations and checkpoints in it, and weights that are compared at every step.
-const SETTINGS: [&str; 7] = [
+/// Short, with evaluations and checkpoints in it, weights that are compared at every step, and gradients in two buckets.
+const SETTINGS: [&str; 9] = [
     "train.epochs=6",
+    "model.hidden=[512, 512]",
+    "ddp.bucket_mib=1",
     "checkpoint.every_steps=12",
     "checkpoint.keep_last=3",
     "ddp.compare_every=1",
@@ -49,6 +51,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Longest time until what a job leaves is gone.
 const CLEAN_UP: Duration = Duration::from_secs(20);
 
+/// A drawn fault, and what it is to hit.
+#[derive(Debug, Clone, Copy)]
+pub struct Draw {
+    /// The fault.
+    pub fault: FaultSpec,
+    /// `ddp.groups` of its job: the buckets go through one group of its ranks, or in turn through two.
+    pub groups: u32,
+}
+
 /// Draws numbers, the same ones for the same seed (SplitMix64).
 #[derive(Debug, Clone)]
 pub struct Dice(u64);
@@ -68,8 +79,12 @@ impl Dice {
         (drawn ^ drawn >> 31) % sides
     }
 
-    /// A fault of any kind, to any rank, its links or its node's agent, at any point of the job.
-    pub fn fault(&mut self) -> FaultSpec {
+    /// A fault of any kind, to any rank, its links or its node's agent, at any point of a job of either sort.
+    pub fn draw(&mut self) -> Draw {
+        Draw { fault: self.fault(), groups: 1 + u32::from(self.roll(2) == 1) }
+    }
+
+    fn fault(&mut self) -> FaultSpec {
         const PHASES: [Phase; 5] =
             [Phase::Data, Phase::Forward, Phase::Backward, Phase::Reduce, Phase::Optimizer];
         let (kind, target) = KINDS[self.index(KINDS.len())];
@@ -146,11 +161,12 @@ impl Service {
     /// When the service cannot be asked; a job that ends wrongly is an outcome.
     pub async fn disturbed(
         &mut self,
-        fault: FaultSpec,
+        Draw { fault, groups }: Draw,
         reference: &Reference,
     ) -> anyhow::Result<Outcome> {
-        let chaos = format!("chaos=[{}]", in_toml(fault));
-        let settings = [&SETTINGS[..], &[&chaos]].concat();
+        let (chaos, groups) =
+            (format!("chaos=[{}]", in_toml(fault)), format!("ddp.groups={groups}"));
+        let settings = [&SETTINGS[..], &[&chaos, &groups]].concat();
         let id = self.submit(JOB, &settings)?.summary.id;
         let mut pids = BTreeSet::new();
         let deadline = Instant::now() + DEADLINE;

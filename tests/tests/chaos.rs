@@ -12,7 +12,7 @@ async fn thirty_drawn_faults_end_as_they_should() -> anyhow::Result<()> {
     let mut dice = Dice::new(SEED);
     let mut wrong = Vec::new();
     for _ in 0..FAULTS {
-        let outcome = service.disturbed(dice.fault(), &reference).await?;
+        let outcome = service.disturbed(dice.draw(), &reference).await?;
         if !outcome.wrong.is_empty() {
             wrong.push(outcome);
         }

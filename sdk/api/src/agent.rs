@@ -222,6 +222,9 @@ pub struct RankPosition {
     /// How far it is in its collectives; absent before the first.
     #[serde(default)]
     pub collective: Option<CollectivePosition>,
+    /// The same of the further groups that its ranks form (`ddp.groups`, joint batch norms): lanes 1, 2, …
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub further_lanes: Vec<CollectivePosition>,
     /// For how much longer it may pause, as it has announced, milliseconds; absent when it does not.
     #[serde(default)]
     pub pause_left_ms: Option<i64>,
@@ -234,7 +237,7 @@ pub struct RankPosition {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CollectivePosition {
-    /// The last one that it entered.
+    /// The last one that it entered; 0 before the first.
     pub entered: i64,
     /// The last one that it left. Less than `entered`: it is in that one.
     pub left: i64,
@@ -242,6 +245,21 @@ pub struct CollectivePosition {
     pub what: String,
     /// How long ago it entered, milliseconds.
     pub entered_ms: i64,
+}
+
+impl CollectivePosition {
+    /// Whether the rank is in a collective.
+    pub fn is_inside(&self) -> bool {
+        self.left < self.entered
+    }
+}
+
+impl RankPosition {
+    /// How far it is in each lane in which it has entered a collective.
+    pub fn lanes(&self) -> impl Iterator<Item = (i32, &CollectivePosition)> {
+        let all = self.collective.iter().chain(&self.further_lanes);
+        (i32::from(self.collective.is_none())..).zip(all).filter(|(_, it)| 0 < it.entered)
+    }
 }
 
 /// The answer to a heartbeat.

@@ -24,9 +24,13 @@ pub struct ArrivalMap {
     pub at: DateTime<Utc>,
 }
 
-/// A collective that at least one rank is in.
+/// A collective that at least one rank is in: of several, the one that was entered first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct CollectiveUnderWay {
+    /// Which of the groups that the ranks form, each of which counts for itself: 0, or more with `ddp.groups` above 1 and with
+    /// joint batch norms.
+    #[serde(default)]
+    pub lane: i32,
     /// Its number since the group formed, the same on all ranks.
     pub sequence: i64,
     /// What it is, for people: `bucket 3 of 9`.
@@ -54,9 +58,9 @@ pub struct RankArrival {
     pub step: Option<Step>,
     /// Whether it is where the others are.
     pub standing: Arrival,
-    /// The last collective that it entered.
+    /// The last collective that it entered, in the lane of the one under way; lane 0 while none is.
     pub entered: Option<i64>,
-    /// The last collective that it left.
+    /// The last collective that it left, likewise.
     pub left: Option<i64>,
     /// What `entered` is.
     pub what: Option<String>,

@@ -5,6 +5,8 @@
 //! News of ranks is of different age: a rank that was elsewhere before others entered may have entered since. It
 //! counts as missing only by news that is younger than the moment at which somebody entered.
 
+use std::collections::BTreeSet;
+
 use chrono::{DateTime, TimeDelta, Utc};
 use lockstep_api::{Arrival, Phase, Rank, Step};
 
@@ -19,8 +21,8 @@ pub struct Seen {
     pub phase: Option<(Phase, Option<DateTime<Utc>>)>,
     /// The step it is in.
     pub step: Option<Step>,
-    /// The last collective that it entered, once there is one.
-    pub entered: Option<Entered>,
+    /// The last collective that it entered in each lane, once there is one.
+    pub entered: Vec<Entered>,
     /// Until when it has announced to be busy.
     pub paused_until: Option<DateTime<Utc>>,
     /// Whether its process is stopped.
@@ -31,9 +33,18 @@ pub struct Seen {
     pub has_ended: bool,
 }
 
-/// The last collective that a rank entered.
+impl Seen {
+    /// The last collective that it entered in a lane.
+    pub fn entered_in(&self, lane: i32) -> Option<&Entered> {
+        self.entered.iter().find(|it| it.lane == lane)
+    }
+}
+
+/// The last collective that a rank entered in a lane: of one of the groups that the ranks form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entered {
+    /// Which lane.
+    pub lane: i32,
     /// Its number, the same on all ranks.
     pub sequence: i64,
     /// The last one that the rank left.
@@ -45,7 +56,8 @@ pub struct Entered {
 }
 
 impl Entered {
-    fn is_inside(&self) -> bool {
+    /// Whether the rank is in it.
+    pub fn is_inside(&self) -> bool {
         self.left < self.sequence
     }
 }
@@ -53,6 +65,8 @@ impl Entered {
 /// The collective under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnderWay {
+    /// Of which group.
+    pub lane: i32,
     /// Its number.
     pub sequence: i64,
     /// What it is.
@@ -69,19 +83,23 @@ pub fn heard_at(ranks: &[Seen], now: DateTime<Utc>) -> DateTime<Utc> {
     ranks.iter().filter_map(|rank| rank.seen_at).max().map_or(now, |at| at.min(now))
 }
 
-/// The furthest collective that some rank is in.
+/// The furthest collective of a lane that some rank is in; of several lanes, the one that was entered first.
 pub fn under_way(ranks: &[Seen]) -> Option<UnderWay> {
+    let lanes: BTreeSet<i32> = ranks.iter().flat_map(|it| &it.entered).map(|it| it.lane).collect();
+    lanes.into_iter().filter_map(|lane| under_way_in(lane, ranks)).min_by_key(|it| it.since)
+}
+
+fn under_way_in(lane: i32, ranks: &[Seen]) -> Option<UnderWay> {
     let inside = || {
-        let entered =
-            ranks.iter().filter(|rank| !rank.has_ended).filter_map(|it| it.entered.as_ref());
-        entered.filter(|entered| entered.is_inside())
+        let entered = ranks.iter().filter(|rank| !rank.has_ended);
+        entered.filter_map(|it| it.entered_in(lane)).filter(|it| it.is_inside())
     };
     let furthest = inside().max_by_key(|entered| entered.sequence)?;
+    let (sequence, what) = (furthest.sequence, furthest.what.clone());
     // Whoever has left it has met all others there.
-    let is_over =
-        ranks.iter().filter_map(|it| it.entered.as_ref()).any(|it| furthest.sequence <= it.left);
-    let since = inside().filter(|it| it.sequence == furthest.sequence).map(|it| it.at).min()?;
-    (!is_over).then(|| UnderWay { sequence: furthest.sequence, what: furthest.what.clone(), since })
+    let is_over = ranks.iter().filter_map(|it| it.entered_in(lane)).any(|it| sequence <= it.left);
+    let since = inside().filter(|it| it.sequence == sequence).map(|it| it.at).min()?;
+    (!is_over).then_some(UnderWay { lane, sequence, what, since })
 }
 
 /// Where one rank is with regard to it.
@@ -93,7 +111,8 @@ pub fn standing(rank: &Seen, under_way: Option<&UnderWay>) -> Arrival {
             (false, None) => Arrival::Unknown,
         };
     };
-    let has_entered = rank.entered.as_ref().is_some_and(|it| under_way.sequence <= it.sequence);
+    let entered = rank.entered_in(under_way.lane);
+    let has_entered = entered.is_some_and(|it| under_way.sequence <= it.sequence);
     match rank.seen_at {
         _ if rank.has_ended => Arrival::Ended,
         Some(_) if has_entered => Arrival::Entered,
@@ -138,7 +157,7 @@ fn sentence_as_of(ranks: &[Seen], now: DateTime<Utc>) -> String {
     };
     let (missing, entered, unknown) =
         (of(Arrival::Missing), of(Arrival::Entered), of(Arrival::Unknown));
-    let place = format!("{} (collective {})", under_way.what, under_way.sequence);
+    let place = place(&under_way);
     let waited = seconds(now - under_way.since);
     let wait = if entered.len() == 1 { "waits" } else { "wait" };
     let mut parts: Vec<String> =
@@ -154,6 +173,12 @@ fn sentence_as_of(ranks: &[Seen], now: DateTime<Utc>) -> String {
         parts.insert(0, format!("{place} began {waited} ago"));
     }
     parts.join("; ")
+}
+
+/// `bucket 3 of 9 (collective 41)`, `bucket 3 of 9 (collective 41 of lane 1)`
+fn place(UnderWay { lane, sequence, what, .. }: &UnderWay) -> String {
+    let of_lane = if *lane == 0 { String::new() } else { format!(" of lane {lane}") };
+    format!("{what} (collective {sequence}{of_lane})")
 }
 
 fn missing_rank(rank: &Seen, place: &str, waited: &str, now: DateTime<Utc>) -> String {
@@ -200,6 +225,11 @@ mod tests {
         DateTime::UNIX_EPOCH + TimeDelta::milliseconds(millis)
     }
 
+    fn in_lane(lane: i32, sequence: i64, left: i64, entered: i64) -> Entered {
+        let what = format!("bucket {sequence} of 50");
+        Entered { lane, sequence, left, what, at: at(entered) }
+    }
+
     /// Heard of at 10 s: entered collective `sequence` at `entered`, left `left`.
     fn seen(rank: i32, sequence: i64, left: i64, entered: i64) -> Seen {
         Seen {
@@ -207,12 +237,7 @@ mod tests {
             node_name: "b".to_owned(),
             phase: Some((Phase::Reduce, Some(at(entered)))),
             step: Some(Step(12)),
-            entered: Some(Entered {
-                sequence,
-                left,
-                what: format!("bucket {sequence} of 50"),
-                at: at(entered),
-            }),
+            entered: vec![in_lane(0, sequence, left, entered)],
             paused_until: None,
             is_stopped: false,
             seen_at: Some(at(10_000)),
@@ -279,6 +304,24 @@ mod tests {
             sentence(&all, at(6_000))
                 .starts_with("all ranks have entered bucket 41 of 50 (collective 41)")
         );
+    }
+
+    #[test]
+    fn of_several_lanes_the_one_that_was_entered_first_is_under_way() {
+        let mut ranks = [seen(0, 41, 40, 9_000), seen(1, 41, 40, 9_100)];
+        ranks[0].entered.push(in_lane(1, 7, 6, 6_000));
+        ranks[1].entered.push(in_lane(1, 6, 6, 5_900));
+        let found = under_way(&ranks).unwrap();
+        assert_eq!((found.lane, found.sequence, found.since), (1, 7, at(6_000)));
+        let standings = ranks.each_ref().map(|rank| standing(rank, Some(&found)));
+        assert_eq!(standings, [Arrival::Entered, Arrival::Missing]);
+        let told = sentence(&ranks, at(10_000));
+        let begins =
+            "rank 1 on node b has not entered bucket 7 of 50 (collective 7 of lane 1) for 4.0 s";
+        assert!(told.starts_with(begins), "{told}");
+        // What is over in one lane says nothing of the other.
+        ranks[1].entered[1] = in_lane(1, 7, 7, 6_100);
+        assert_eq!(under_way(&ranks).map(|it| (it.lane, it.sequence)), Some((0, 41)));
     }
 
     #[test]

@@ -29,7 +29,8 @@ pub(crate) fn map(of: Option<Whose>, heard: Vec<Heard>, now: DateTime<Utc>) -> A
         state: of.map(|it| it.state),
         generation: of.map(|it| it.generation),
         ranks: heard.into_iter().map(|it| rank(it, collective.as_ref(), now)).collect(),
-        collective: collective.map(|UnderWay { sequence, what, since }| CollectiveUnderWay {
+        collective: collective.map(|UnderWay { lane, sequence, what, since }| CollectiveUnderWay {
+            lane,
             sequence,
             what,
             waited_ms: millis(as_of - since),
@@ -54,7 +55,9 @@ fn rank(heard: Heard, collective: Option<&UnderWay>, now: DateTime<Utc>) -> Rank
         has_ended: _,
     } = seen;
     let is_over = standing == Arrival::Ended;
-    let inside = entered.as_ref().filter(|it| !is_over && it.left < it.sequence);
+    let lane = collective.map_or(0, |it| it.lane);
+    let entered = entered.into_iter().find(|it| it.lane == lane);
+    let inside = entered.as_ref().filter(|it| !is_over && it.is_inside());
     let pause_left =
         paused_until.map(|until| millis(until - now)).filter(|left| 0 < *left && !is_over);
     RankArrival {
@@ -84,8 +87,8 @@ fn millis(time: TimeDelta) -> i64 {
 /// The attempts of a heartbeat in which a rank waits.
 pub(crate) fn waiting(running: &[RunningAttempt]) -> Vec<AttemptId> {
     let waits = |attempt: &&RunningAttempt| {
-        let inside = attempt.ranks.iter().filter_map(|rank| rank.collective.as_ref());
-        inside.filter(|it| it.left < it.entered).any(|it| LEAST_SOFT_MS <= it.entered_ms)
+        let inside = attempt.ranks.iter().flat_map(|rank| rank.lanes()).map(|(_, it)| it);
+        inside.filter(|it| it.is_inside()).any(|it| LEAST_SOFT_MS <= it.entered_ms)
     };
     running.iter().filter(waits).map(|attempt| attempt.fence.attempt_id).collect()
 }

@@ -1,7 +1,5 @@
 //! What is shown of jobs, put together from the nouns that know.
 
-use std::collections::HashMap;
-
 use chrono::{DateTime, Utc};
 use lockstep_api::{
     AttemptId, AttemptOutcome, AttemptView, FaultView, Generation, JobId, JobSpec, JobSummary,
@@ -10,6 +8,7 @@ use lockstep_api::{
 use sqlx::PgConnection;
 
 use super::store;
+use crate::attempts::store::Newest;
 use crate::{attempts, checkpoints, progress};
 
 /// One job of the project in full.
@@ -99,16 +98,17 @@ pub(crate) async fn summaries(
     jobs: Vec<store::Job>,
 ) -> sqlx::Result<Vec<JobSummary>> {
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
-    let steps_done = attempts::store::steps_done(db, &ids).await?;
-    let losses = progress::store::latest_losses(db, &ids).await?;
-    Ok(jobs.into_iter().map(|job| summary(job, &steps_done, &losses)).collect())
+    let newest = attempts::store::newest(db, &ids).await?;
+    let attempts = newest.iter().map(|(job, newest)| (*job, newest.attempt_id));
+    let losses = progress::store::latest_losses(db, attempts).await?;
+    let summary = |job: store::Job| {
+        let (newest, loss) = (newest.get(&job.id), losses.get(&job.id));
+        summary(job, newest, loss.copied())
+    };
+    Ok(jobs.into_iter().map(summary).collect())
 }
 
-fn summary(
-    job: store::Job,
-    steps_done: &HashMap<JobId, Step>,
-    losses: &HashMap<JobId, f64>,
-) -> JobSummary {
+fn summary(job: store::Job, newest: Option<&Newest>, loss: Option<f64>) -> JobSummary {
     let store::Job {
         id,
         principal_id: _,
@@ -130,9 +130,10 @@ fn summary(
         ended_because,
         priority: spec.0.priority,
         ranks: spec.0.gang.ranks,
-        steps_done: steps_done.get(&id).copied().unwrap_or_default(),
+        world_size: newest.and_then(|it| it.world_size).map(i32::unsigned_abs),
+        steps_done: newest.map_or_else(Step::default, |it| it.steps_done),
         steps_total: Some(Step(steps_total)),
-        loss: losses.get(&id).copied(),
+        loss,
         created_at,
         ended_at,
     }

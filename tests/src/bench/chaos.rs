@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::ensure;
 use lockstep_api::{FaultKind, FaultSpec, FaultTarget, FaultView};
-use lockstep_e2e::{Dice, Outcome, Service};
+use lockstep_e2e::{Dice, Draw, Outcome, Service};
 
 use crate::report::{median, say};
 
@@ -15,12 +15,13 @@ pub(crate) async fn chaos(count: u32, seed: u64) -> anyhow::Result<()> {
     let mut dice = Dice::new(seed);
     let mut outcomes = Vec::new();
     say(&format!(
-        "{:>4} {:50} {:20} {:>8} {:>8} {:>8}",
-        "run", "fault", "verdict", "detected", "named", "repaired"
+        "{:>4} {:6} {:50} {:20} {:>8} {:>8} {:>8}",
+        "run", "groups", "fault", "verdict", "detected", "named", "repaired"
     ));
     for run in 1..=count {
-        let outcome = service.disturbed(dice.fault(), &reference).await?;
-        say(&line(run, &outcome));
+        let draw = dice.draw();
+        let outcome = service.disturbed(draw, &reference).await?;
+        say(&line(run, draw, &outcome));
         outcomes.push(outcome);
     }
     summary(&outcomes);
@@ -30,8 +31,11 @@ pub(crate) async fn chaos(count: u32, seed: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn line(run: u32, Outcome { fault: view, wrong }: &Outcome) -> String {
-    let fault = view.fault;
+fn line(
+    run: u32,
+    Draw { fault, groups }: Draw,
+    Outcome { fault: view, wrong }: &Outcome,
+) -> String {
     let whom = match fault.target {
         FaultTarget::Rank => "rank",
         FaultTarget::Link => "links of rank",
@@ -44,7 +48,7 @@ fn line(run: u32, Outcome { fault: view, wrong }: &Outcome) -> String {
     let wrong =
         if wrong.is_empty() { String::new() } else { format!("  WRONG: {}", wrong.join("; ")) };
     format!(
-        "{run:>4} {what:50} {verdict:20} {:>8} {:>8} {:>8}{wrong}",
+        "{run:>4} {groups:<6} {what:50} {verdict:20} {:>8} {:>8} {:>8}{wrong}",
         seconds(view.detected_after),
         seconds(view.named_after),
         seconds(view.repaired_after),

@@ -24,5 +24,7 @@ test("a time is told in its two largest units", () => {
 });
 
 test("a world size is a number or a range", () => {
-  expect([2, { min: 1, max: 4 }].map(rankCount)).toEqual(["2", "1 to 4"]);
+  const ranks = { min: 1, max: 4 };
+  const jobs = [{ ranks: 2, world_size: 2 }, { ranks }, { ranks, world_size: 3 }];
+  expect(jobs.map(rankCount)).toEqual(["2", "1 to 4", "3 of 1 to 4"]);
 });

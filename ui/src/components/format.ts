@@ -31,9 +31,11 @@ export function duration(ms: number): string {
   return next && tail ? `${head} ${tail} ${next[0]}` : head;
 }
 
-/** A world size, or between which sizes it may change. */
-export function rankCount(count: JobSummary["ranks"]): string {
-  return typeof count === "number" ? String(count) : `${count.min} to ${count.max}`;
+/** A world size, or between which sizes it may change, with the present one while there is one. */
+export function rankCount({ ranks, world_size }: Pick<JobSummary, "ranks" | "world_size">): string {
+  if (typeof ranks === "number") return String(ranks);
+  const range = `${ranks.min} to ${ranks.max}`;
+  return world_size == null ? range : `${world_size} of ${range}`;
 }
 
 export function moment(iso: string): string {

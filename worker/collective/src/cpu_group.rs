@@ -321,19 +321,19 @@ impl CpuGroup {
         }
         self.sequence += 1;
         if let Some(record) = &self.record {
-            record.enter(self.sequence, flight);
+            record.enter(self.lane.into(), self.sequence, flight);
         }
     }
 
     fn started(&self) {
         if let Some(record) = &self.record {
-            record.meet(self.sequence);
+            record.meet(self.lane.into(), self.sequence);
         }
     }
 
     fn done(&self) {
         if let Some(record) = &self.record {
-            record.leave(self.sequence);
+            record.leave(self.lane.into(), self.sequence);
         }
     }
 }

@@ -3,22 +3,20 @@
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
 use lockstep_api::{FailureCode, Generation, Phase, Rank, RankMessage, Step};
-use lockstep_checkpoint::{CheckpointError, FORMAT_VERSION, Meta, State, curve_settings};
+use lockstep_checkpoint::{CheckpointError, FORMAT_VERSION, Meta, curve_settings};
 use lockstep_ddp::hook::HookState;
-use lockstep_models::Model;
-use lockstep_tensor::{Layout, OptimizerState};
 
 use crate::failure::Failure;
 use crate::link::AgentLink;
 use crate::report::signed;
 use crate::setup::Ready;
+use crate::snapshot::{Snapshot, Source};
 use crate::train::Trainer;
 
 /// Longest wait for a checkpoint to be written and read back: a disk that takes longer has stopped.
@@ -45,84 +43,6 @@ pub(crate) struct Checkpoints {
 struct Written {
     snapshot: Box<Snapshot>,
     outcome: Result<(), CheckpointError>,
-}
-
-/// A copy of the state between two steps. It is kept for the next one: memory that is there already costs the step path
-/// one copy, memory that is new costs it a page fault every few kilobytes as well.
-#[derive(Debug)]
-struct Snapshot {
-    /// Where each parameter lies.
-    layout: Arc<Layout>,
-    /// In arena order.
-    weights: Vec<f32>,
-    /// Where each running statistic lies.
-    buffer_layout: Arc<Layout>,
-    /// In their arena's order.
-    buffers: Vec<f32>,
-    /// The running mean of the weights, if one is kept.
-    average: Option<Vec<f32>>,
-    /// Of the communication hook, if it carries one.
-    hook: Option<HookState>,
-    /// Each moment in arena order.
-    optimizer: OptimizerState,
-    /// Everything else.
-    meta: Meta,
-}
-
-/// What a snapshot is taken of.
-struct Source<'a> {
-    model: &'a Model,
-    weights: &'a [f32],
-    buffers: &'a [f32],
-    average: Option<&'a [f32]>,
-    hook: Option<HookState>,
-    /// Owned if it was gathered from other ranks for this checkpoint.
-    optimizer: Cow<'a, OptimizerState>,
-    meta: Meta,
-}
-
-impl Snapshot {
-    fn new(source: Source<'_>) -> Self {
-        let Source { model, weights, buffers, average, hook, optimizer, meta } = source;
-        Self {
-            layout: model.layout().clone(),
-            weights: weights.to_vec(),
-            buffer_layout: model.buffers().clone(),
-            buffers: buffers.to_vec(),
-            average: average.map(<[f32]>::to_vec),
-            hook,
-            optimizer: optimizer.into_owned(),
-            meta,
-        }
-    }
-
-    /// Takes a later state of the same run, in the same memory.
-    fn retake(&mut self, source: Source<'_>) {
-        let Source { model: _, weights, buffers, average, hook, optimizer, meta } = source;
-        copy(&mut self.weights, weights);
-        copy(&mut self.buffers, buffers);
-        match (&mut self.average, average) {
-            (Some(to), Some(average)) => copy(to, average),
-            (to, average) => *to = average.map(<[f32]>::to_vec),
-        }
-        match optimizer {
-            Cow::Owned(optimizer) => self.optimizer = optimizer,
-            Cow::Borrowed(optimizer) => {
-                self.optimizer.step = optimizer.step;
-                // An optimizer keeps the same moments from its first step to its last.
-                let moments = self.optimizer.moments.iter_mut().zip(&optimizer.moments);
-                moments.for_each(|((_, to), (_, values))| copy(to, values));
-            }
-        }
-        self.hook = hook;
-        self.meta = meta;
-    }
-}
-
-/// Without an allocation when it had this length before.
-fn copy(to: &mut Vec<f32>, from: &[f32]) {
-    to.clear();
-    to.extend_from_slice(from);
 }
 
 impl Checkpoints {
@@ -159,15 +79,30 @@ impl Checkpoints {
         let name = format!("step-{:08}-generation-{generation}-rank-{rank}.safetensors", step.0);
         let path = self.dir.join(name);
         let link = self.link.clone();
-        let (done, writing) = channel();
-        let work = move || {
+        self.work(move || {
             let outcome = write(&path, &snapshot, &link);
-            // Nobody listens any more if the job has failed meanwhile.
-            drop(done.send(Written { snapshot, outcome }));
-        };
+            Written { snapshot, outcome }
+        })
+    }
+
+    /// Makes the memory of the first snapshot, unless there is one: no step should wait for pages that are new.
+    fn prepare(
+        &mut self,
+        blank: impl FnOnce() -> Snapshot + Send + 'static,
+    ) -> Result<(), Failure> {
+        if self.writing.is_some() || self.spare.is_some() {
+            return Ok(());
+        }
+        self.work(|| Written { snapshot: Box::new(blank()), outcome: Ok(()) })
+    }
+
+    /// Off the step path.
+    fn work(&mut self, work: impl FnOnce() -> Written + Send + 'static) -> Result<(), Failure> {
+        let (done, writing) = channel();
         thread::Builder::new()
             .name("checkpoint".to_owned())
-            .spawn(work)
+            // Nobody listens any more if the job has failed meanwhile.
+            .spawn(move || drop(done.send(work())))
             .map_err(|error| Failure::new(FailureCode::CheckpointFailed, error.to_string()))?;
         self.writing = Some(writing);
         Ok(())
@@ -203,6 +138,15 @@ impl Trainer {
             || every.is_some_and(|every| done.is_multiple_of(every))
     }
 
+    /// Whoever is to write the checkpoints has memory for the first by then.
+    pub(crate) fn prepare_checkpoints(&mut self) -> Result<(), Failure> {
+        if !self.is_reporter() {
+            return Ok(());
+        }
+        let blank = Snapshot::blank(&self.ready, self.checkpoint_meta());
+        self.checkpoints.prepare(blank)
+    }
+
     /// Begins a checkpoint of the state between two steps.
     pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
         let began = Instant::now();
@@ -228,19 +172,7 @@ impl Trainer {
         if !self.is_reporter() {
             return Ok(());
         }
-        let step = self.ready.next_step;
-        let place = self.ready.schedule.place(step);
-        let meta = Meta {
-            version: FORMAT_VERSION,
-            step: signed(step),
-            data_epoch: place.data_epoch.cast_signed(),
-            next_position: place.first_position.cast_signed(),
-            samples_per_epoch: self.ready.schedule.samples().cast_signed(),
-            optimizer_step: self.ready.optimizer_state.step,
-            loss_scale: self.ready.loss_scale.as_ref().map(|scale| scale.state()),
-            settings: curve_settings(&self.spec),
-            digests: BTreeMap::new(),
-        };
+        let meta = self.checkpoint_meta();
         let Ready { engine, average, optimizer_state, .. } = &self.ready;
         self.checkpoints.begin(Source {
             model: &engine.model,
@@ -251,6 +183,22 @@ impl Trainer {
             optimizer: gathered.map_or(Cow::Borrowed(optimizer_state), Cow::Owned),
             meta,
         })
+    }
+
+    fn checkpoint_meta(&self) -> Meta {
+        let step = self.ready.next_step;
+        let place = self.ready.schedule.place(step);
+        Meta {
+            version: FORMAT_VERSION,
+            step: signed(step),
+            data_epoch: place.data_epoch.cast_signed(),
+            next_position: place.first_position.cast_signed(),
+            samples_per_epoch: self.ready.schedule.samples().cast_signed(),
+            optimizer_step: self.ready.optimizer_state.step,
+            loss_scale: self.ready.loss_scale.as_ref().map(|scale| scale.state()),
+            settings: curve_settings(&self.spec),
+            digests: BTreeMap::new(),
+        }
     }
 
     /// What the hook carries, if it does, becomes the same on every rank: a checkpoint has what all have left over
@@ -265,12 +213,8 @@ impl Trainer {
 }
 
 fn write(path: &Utf8PathBuf, snapshot: &Snapshot, link: &AgentLink) -> Result<(), CheckpointError> {
-    let Snapshot { layout, weights, buffer_layout, buffers, average, hook, optimizer, meta } =
-        snapshot;
-    let average = average.as_deref();
-    let hook = hook.as_ref().map(|hook| [hook.shared.as_slice(), hook.leftovers.as_slice()]);
-    let state = State { layout, weights, buffer_layout, buffers, average, hook, optimizer };
-    lockstep_checkpoint::save(path, &state, meta)?;
+    let meta = &snapshot.meta;
+    snapshot.save(path)?;
     link.send(RankMessage::Checkpoint {
         path: path.to_string(),
         step: meta.step,
@@ -284,61 +228,35 @@ fn write(path: &Utf8PathBuf, snapshot: &Snapshot, link: &AgentLink) -> Result<()
 mod tests {
     use std::io::BufReader;
 
+    use lockstep_models::Model;
+    use lockstep_tensor::OptimizerState;
+
     use super::*;
     use crate::link::tests::{connected, next};
-
-    fn source<'a>(
-        model: &'a Model,
-        weights: &'a [f32],
-        optimizer: &'a OptimizerState,
-        step: i64,
-    ) -> Source<'a> {
-        let meta = Meta {
-            version: FORMAT_VERSION,
-            step: Step(step),
-            data_epoch: 0,
-            next_position: 0,
-            samples_per_epoch: 1,
-            optimizer_step: optimizer.step,
-            loss_scale: None,
-            settings: serde_json::Value::Null,
-            digests: BTreeMap::new(),
-        };
-        Source {
-            model,
-            weights,
-            buffers: &[],
-            average: Some(weights),
-            hook: None,
-            optimizer: Cow::Borrowed(optimizer),
-            meta,
-        }
-    }
+    use crate::snapshot::tests::source;
 
     #[test]
-    fn a_later_snapshot_holds_the_later_state_in_the_memory_of_the_earlier_one() {
+    fn the_first_snapshot_is_taken_into_memory_that_was_made_before() {
         let spec = serde_json::from_str(r#"{"arch":"mlp","inputs":2,"classes":2}"#).unwrap();
         let model = Model::new(&spec).unwrap();
-        let state = |step, value: f32| OptimizerState {
-            step,
-            moments: vec![("m".to_owned(), vec![value; 6]), ("v".to_owned(), vec![-value; 6])],
-        };
-        let mut snapshot = Snapshot::new(source(&model, &[1.0; 6], &state(1, 1.0), 1));
-        let places = |it: &Snapshot| {
-            let average = it.average.as_ref().map(Vec::as_ptr);
-            let moments: Vec<_> = it.optimizer.moments.iter().map(|(_, m)| m.as_ptr()).collect();
-            (it.weights.as_ptr(), average, moments)
-        };
-        let before = places(&snapshot);
-        snapshot.retake(source(&model, &[2.0; 6], &state(2, 3.0), 2));
-        assert_eq!(places(&snapshot), before, "nothing was allocated");
+        let (_socket, link, _stream) = connected();
+        let folder = tempfile::tempdir().unwrap();
+        let dir: Utf8PathBuf = folder.path().to_path_buf().try_into().unwrap();
+        let mut checkpoints = Checkpoints::new(dir, (Generation(1), Rank(0)), link);
+        let state = OptimizerState { step: 0, moments: vec![] };
+        let blank = Snapshot::new(source(&model, &[0.0; 6], &state, 0));
+        let made = blank.weights.as_ptr();
+        checkpoints.prepare(|| blank).unwrap();
+        checkpoints.finish().unwrap();
+        checkpoints.prepare(|| panic!("there is some")).unwrap();
+        checkpoints.begin(source(&model, &[3.0; 6], &state, 4)).unwrap();
+        checkpoints.finish().unwrap();
+        let spare = checkpoints.spare.unwrap();
+        assert_eq!((spare.weights.as_ptr(), spare.weights.as_slice()), (made, &[3.0; 6][..]));
         assert_eq!(
-            (snapshot.weights.as_slice(), &snapshot.optimizer),
-            (&[2.0; 6][..], &state(2, 3.0))
-        );
-        assert_eq!(
-            (snapshot.average.as_deref(), snapshot.meta.step),
-            (Some(&[2.0; 6][..]), Step(2))
+            std::fs::read_dir(folder.path()).unwrap().count(),
+            1,
+            "nothing was written before"
         );
     }
 

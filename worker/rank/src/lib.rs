@@ -18,6 +18,7 @@ mod update;
 mod evaluate;
 
 mod checkpoints;
+mod snapshot;
 
 pub mod check;
 

@@ -122,6 +122,7 @@ impl Trainer {
     /// What ended it.
     pub(crate) fn run(&mut self) -> Result<(), Failure> {
         self.begin_pause()?;
+        self.prepare_checkpoints()?;
         let steps_total = self.ready.schedule.steps_total();
         loop {
             if let Some(is_stopped) = self.follow_up {

@@ -39,7 +39,8 @@ pub use group_memory::{
 pub use mapping::{Mapping, PAGE_BYTES, page_aligned};
 pub use node_arenas::{NodeArenas, Source, Span};
 pub use record::{
-    FlightEntry, FlightPosition, FlightReader, FlightRecord, RING_ENTRIES, monotonic_ns,
+    FlightEntry, FlightLane, FlightPosition, FlightReader, FlightRecord, LANES, RING_ENTRIES,
+    monotonic_ns,
 };
 pub use reduce::{CHUNK_LEN, Found, Reduce, SumOp, Term};
 pub use socket::inherited_socket;

@@ -5,16 +5,18 @@
 //!
 //! # What is counted
 //!
-//! Collectives of one group (of several lanes: the first), from 1 since it formed. All ranks start the same ones in the
+//! Collectives of each group of the same ranks, its *lane*, from 1 since it formed. All ranks start the same ones in the
 //! same order, so a number means the same collective everywhere. A rank has *entered* one when its communication
 //! thread says to the others that it is there, it has *met* them once all ranks of its node are there, and has *left*
 //! it when the result is in. Between entering and leaving it waits for others or works with them. Behind the header
-//! lies a ring of the last [`RING_ENTRIES`] of them.
+//! lies, for each lane, a ring of the last [`RING_ENTRIES`] of them.
+
+mod reader;
 
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
-    os::unix::fs::{FileExt, OpenOptionsExt},
+    os::unix::fs::OpenOptionsExt,
     path::Path,
     sync::atomic::Ordering,
 };
@@ -24,13 +26,17 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
+pub use reader::{FlightEntry, FlightLane, FlightPosition, FlightReader};
+
 use crate::{Mapping, PAGE_BYTES, entry::FlightOp};
 
 /// "LKSFLREC", so that no other file is taken for a record.
 const MAGIC: u64 = u64::from_be_bytes(*b"LKSFLREC");
-const VERSION: u32 = 2;
-/// Collectives that are remembered. A power of two.
-pub const RING_ENTRIES: usize = 4096;
+const VERSION: u32 = 3;
+/// Collectives that are remembered of each lane. A power of two.
+pub const RING_ENTRIES: usize = 512;
+/// Groups of the same ranks that a record has room for; of further ones nothing is written.
+pub const LANES: usize = 16;
 
 /// Byte offsets of the header's words.
 mod at {
@@ -40,15 +46,22 @@ mod at {
     pub(super) const PID: usize = 16;
     pub(super) const PHASE: usize = 20;
     pub(super) const STEP: usize = 24;
-    pub(super) const ENTERED: usize = 32;
-    pub(super) const MET: usize = 40;
-    pub(super) const LEFT: usize = 48;
-    pub(super) const UPDATED: usize = 56;
-    pub(super) const PHASE_SINCE: usize = 64;
-    pub(super) const ENTERED_SINCE: usize = 72;
-    pub(super) const OP: usize = 80;
-    pub(super) const PAUSED_UNTIL: usize = 88;
-    pub(super) const END: usize = 96;
+    pub(super) const UPDATED: usize = 32;
+    pub(super) const PHASE_SINCE: usize = 40;
+    pub(super) const PAUSED_UNTIL: usize = 48;
+    /// The first lane's words.
+    pub(super) const LANES: usize = 64;
+    pub(super) const END: usize = LANES + super::LANES * super::of_lane::BYTES;
+}
+
+/// Byte offsets of a lane's words, and its size.
+mod of_lane {
+    pub(super) const ENTERED: usize = 0;
+    pub(super) const MET: usize = 8;
+    pub(super) const LEFT: usize = 16;
+    pub(super) const ENTERED_SINCE: usize = 24;
+    pub(super) const OP: usize = 32;
+    pub(super) const BYTES: usize = 64;
 }
 
 /// Byte offsets of an entry's words, and its size. The rest of it is room for later.
@@ -60,63 +73,10 @@ mod of_entry {
     pub(super) const MET: usize = 32;
     pub(super) const LEFT: usize = 40;
     pub(super) const END: usize = 48;
-    pub(super) const BYTES: usize = 128;
+    pub(super) const BYTES: usize = 64;
 }
 
-const FILE_BYTES: usize = PAGE_BYTES + RING_ENTRIES * of_entry::BYTES;
-
-/// What a record says. Times are the node's monotonic clock, nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FlightPosition {
-    /// Whose record it is.
-    pub rank: u32,
-    /// The process that wrote it.
-    pub pid: u32,
-    /// Index of the phase.
-    pub phase: u32,
-    /// The step it is in; -1 before the first.
-    pub step: i64,
-    /// The last collective that it entered; 0 before the first of its group.
-    pub entered: u64,
-    /// The last collective in which it has met all ranks of its node.
-    pub met: u64,
-    /// The last collective that it left.
-    pub left: u64,
-    /// What the last collective that it entered is.
-    pub op: FlightOp,
-    /// When it entered that.
-    pub entered_ns: u64,
-    /// When anything of this last changed.
-    pub updated_ns: u64,
-    /// Since when it is in this phase.
-    pub phase_since_ns: u64,
-    /// Until when it has announced a pause; 0 when it has announced none.
-    pub paused_until_ns: u64,
-}
-
-impl FlightPosition {
-    /// Whether it is in a collective.
-    pub fn is_inside(&self) -> bool {
-        self.left < self.entered
-    }
-}
-
-/// One collective of a rank's past. Times are the node's monotonic clock, nanoseconds; 0 where it had not come so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FlightEntry {
-    /// Its number.
-    pub sequence: u64,
-    /// The step that the rank was in.
-    pub step: i64,
-    /// What it is.
-    pub op: FlightOp,
-    /// When the rank entered it.
-    pub entered_ns: u64,
-    /// When all ranks of the node were there.
-    pub met_ns: u64,
-    /// When it was over.
-    pub left_ns: u64,
-}
+const FILE_BYTES: usize = PAGE_BYTES + LANES * RING_ENTRIES * of_entry::BYTES;
 
 /// The writing end, held by the rank.
 #[derive(Debug)]
@@ -150,7 +110,7 @@ impl FlightRecord {
 
     /// Opens a record to read it, while its writer lives or afterwards.
     pub fn open(path: impl AsRef<Path>) -> io::Result<FlightReader> {
-        Ok(FlightReader { file: File::open(path)? })
+        Ok(FlightReader::new(File::open(path)?))
     }
 
     /// Says what the rank is doing now.
@@ -165,10 +125,14 @@ impl FlightRecord {
         self.store(at::STEP, step.cast_unsigned());
     }
 
-    /// The rank enters collective number `sequence`: says to the others that it is there. Whatever it was in before is over.
-    pub fn enter(&self, sequence: u64, op: FlightOp) {
+    /// The rank enters collective number `sequence` of `lane`: says to the others that it is there. Whatever it was in there
+    /// before is over.
+    pub fn enter(&self, lane: usize, sequence: u64, op: FlightOp) {
+        if LANES <= lane {
+            return;
+        }
         let now = monotonic_ns();
-        let entry = entry_at(sequence);
+        let entry = entry_at(lane, sequence);
         // No reader takes an entry for whole that is being written.
         self.map.u64_at(entry + of_entry::SEQUENCE).store(0, Ordering::Release);
         let step = self.map.u64_at(at::STEP).load(Ordering::Relaxed);
@@ -185,26 +149,26 @@ impl FlightRecord {
         self.map.u64_at(entry + of_entry::SEQUENCE).store(sequence, Ordering::Release);
         let before = sequence.saturating_sub(1);
         let words = [
-            (at::OP, op.word()),
-            (at::ENTERED_SINCE, now),
-            (at::MET, before),
-            (at::LEFT, before),
-            (at::ENTERED, sequence),
+            (of_lane::OP, op.word()),
+            (of_lane::ENTERED_SINCE, now),
+            (of_lane::MET, before),
+            (of_lane::LEFT, before),
+            (of_lane::ENTERED, sequence),
         ];
         for (offset, word) in words {
-            self.map.u64_at(offset).store(word, Ordering::Release);
+            self.map.u64_at(lane_at(lane) + offset).store(word, Ordering::Release);
         }
         self.map.u64_at(at::UPDATED).store(now, Ordering::Release);
     }
 
-    /// Every rank of the node has entered collective number `sequence`.
-    pub fn meet(&self, sequence: u64) {
-        self.pass(sequence, at::MET, of_entry::MET);
+    /// Every rank of the node has entered collective number `sequence` of `lane`.
+    pub fn meet(&self, lane: usize, sequence: u64) {
+        self.pass(lane, sequence, of_lane::MET, of_entry::MET);
     }
 
-    /// Collective number `sequence` is over.
-    pub fn leave(&self, sequence: u64) {
-        self.pass(sequence, at::LEFT, of_entry::LEFT);
+    /// Collective number `sequence` of `lane` is over.
+    pub fn leave(&self, lane: usize, sequence: u64) {
+        self.pass(lane, sequence, of_lane::LEFT, of_entry::LEFT);
     }
 
     /// Says until when others need not miss this rank: the node's monotonic clock; 0 when they may again.
@@ -212,10 +176,13 @@ impl FlightRecord {
         self.store(at::PAUSED_UNTIL, until_ns);
     }
 
-    fn pass(&self, sequence: u64, offset: usize, of_entry: usize) {
+    fn pass(&self, lane: usize, sequence: u64, of_lane: usize, of_entry: usize) {
+        if LANES <= lane {
+            return;
+        }
         let now = monotonic_ns();
-        self.map.u64_at(entry_at(sequence) + of_entry).store(now, Ordering::Relaxed);
-        self.map.u64_at(offset).store(sequence, Ordering::Release);
+        self.map.u64_at(entry_at(lane, sequence) + of_entry).store(now, Ordering::Relaxed);
+        self.map.u64_at(lane_at(lane) + of_lane).store(sequence, Ordering::Release);
         self.map.u64_at(at::UPDATED).store(now, Ordering::Release);
     }
 
@@ -229,85 +196,15 @@ impl FlightRecord {
     }
 }
 
-/// The reading end, held by the agent.
-#[derive(Debug)]
-pub struct FlightReader {
-    file: File,
+/// Where in the file a lane's words lie.
+fn lane_at(lane: usize) -> usize {
+    at::LANES + lane * of_lane::BYTES
 }
 
-impl FlightReader {
-    /// Where the rank is, or was when it ended.
-    ///
-    /// # Errors
-    /// When the file is no record, or not yet one.
-    pub fn read(&self) -> io::Result<FlightPosition> {
-        let header = self.words::<{ at::END / 8 }>(0)?;
-        let word = |offset: usize| header[offset / 8];
-        let small = |offset: usize| {
-            // Two halves share a word, in the machine's order.
-            let halves = word(offset - offset % 8).to_ne_bytes();
-            u32::from_ne_bytes(std::array::from_fn(|index| halves[offset % 8 + index]))
-        };
-        if word(at::MAGIC) != MAGIC || small(at::VERSION) != VERSION {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a flight record"));
-        }
-        Ok(FlightPosition {
-            rank: small(at::RANK),
-            pid: small(at::PID),
-            phase: small(at::PHASE),
-            step: word(at::STEP).cast_signed(),
-            entered: word(at::ENTERED),
-            met: word(at::MET),
-            left: word(at::LEFT),
-            op: FlightOp::of_word(word(at::OP)),
-            entered_ns: word(at::ENTERED_SINCE),
-            updated_ns: word(at::UPDATED),
-            phase_since_ns: word(at::PHASE_SINCE),
-            paused_until_ns: word(at::PAUSED_UNTIL),
-        })
-    }
-
-    /// The last collectives of the rank, at most `count` of them, oldest first. Those that it is just writing, or has
-    /// forgotten, are left out.
-    ///
-    /// # Errors
-    /// As [`FlightReader::read`].
-    pub fn tail(&self, count: usize) -> io::Result<Vec<FlightEntry>> {
-        let last = self.read()?.entered;
-        let count = u64::try_from(count.min(RING_ENTRIES)).unwrap_or(0);
-        let mut entries = Vec::new();
-        for sequence in last.saturating_sub(count) + 1..last + 1 {
-            let words = self.words::<{ of_entry::END / 8 }>(entry_at(sequence))?;
-            let word = |offset: usize| words[offset / 8];
-            if word(of_entry::SEQUENCE) == sequence {
-                entries.push(FlightEntry {
-                    sequence,
-                    step: word(of_entry::STEP).cast_signed(),
-                    op: FlightOp::of_word(word(of_entry::OP)),
-                    entered_ns: word(of_entry::ENTERED),
-                    met_ns: word(of_entry::MET),
-                    left_ns: word(of_entry::LEFT),
-                });
-            }
-        }
-        Ok(entries)
-    }
-
-    fn words<const N: usize>(&self, offset: usize) -> io::Result<[u64; N]> {
-        let mut bytes = vec![0; 8 * N];
-        self.file.read_exact_at(&mut bytes, offset as u64)?;
-        let mut words = [0; N];
-        for (word, octets) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
-            *word = u64::from_ne_bytes(*octets);
-        }
-        Ok(words)
-    }
-}
-
-/// Where in the file the entry of a collective lies.
-fn entry_at(sequence: u64) -> usize {
+/// Where in the file the entry of a lane's collective lies.
+fn entry_at(lane: usize, sequence: u64) -> usize {
     let index = usize::try_from(sequence % RING_ENTRIES as u64).unwrap_or(0);
-    PAGE_BYTES + index * of_entry::BYTES
+    PAGE_BYTES + (lane * RING_ENTRIES + index) * of_entry::BYTES
 }
 
 /// Now, on the clock that [`FlightPosition`] uses; the same for every process of a node.

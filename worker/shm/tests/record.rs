@@ -11,7 +11,8 @@ use std::{
 };
 
 use lockstep_shm::{
-    FlightEntry, FlightKind, FlightOf, FlightOp, FlightPosition, FlightRecord, RING_ENTRIES,
+    FlightEntry, FlightKind, FlightLane, FlightOf, FlightOp, FlightPosition, FlightRecord, LANES,
+    RING_ENTRIES,
 };
 
 const BUCKET: FlightOp =
@@ -27,11 +28,11 @@ fn writer() {
     record.set_step(41);
     record.set_phase(5);
     for sequence in 1..=8 {
-        record.enter(sequence, BUCKET);
-        record.meet(sequence);
-        record.leave(sequence);
+        record.enter(0, sequence, BUCKET);
+        record.meet(0, sequence);
+        record.leave(0, sequence);
     }
-    record.enter(9, BUCKET);
+    record.enter(0, 9, BUCKET);
     record.set_paused_until(77);
     io::stderr().write_all(b"written\n").unwrap();
     thread::park();
@@ -65,21 +66,18 @@ fn a_killed_process_leaves_its_last_position() {
         pid,
         phase,
         step,
-        entered,
-        met,
-        left,
-        op,
-        entered_ns,
+        lanes,
         updated_ns,
         phase_since_ns,
         paused_until_ns,
     } = position;
-    assert_eq!((rank, pid, phase, step), (3, child.id(), 5, 41));
-    assert_eq!((entered, met, left, op, paused_until_ns), (9, 8, 8, BUCKET, 77));
-    assert!(position.is_inside());
+    assert_eq!((rank, pid, phase, step, paused_until_ns), (3, child.id(), 5, 41, 77));
+    let FlightLane { entered, met, left, op, entered_ns } = lanes[0];
+    assert_eq!((entered, met, left, op), (9, 8, 8, BUCKET));
+    assert!(lanes[0].is_inside());
     assert!(0 < phase_since_ns && phase_since_ns <= entered_ns && entered_ns <= updated_ns);
 
-    let tail = FlightRecord::open(&path).unwrap().tail(3).unwrap();
+    let tail = FlightRecord::open(&path).unwrap().tail(0, 3).unwrap();
     let [FlightEntry { sequence: 7, .. }, before, last] = &tail[..] else { panic!("{tail:?}") };
     assert!(before.entered_ns <= before.met_ns && before.met_ns <= before.left_ns);
     assert_eq!((last.sequence, last.step, last.op), (9, 41, BUCKET));
@@ -92,24 +90,53 @@ fn the_ring_keeps_the_last_collectives_and_another_group_begins_again_from_one()
     let path = folder.path().join("record");
     let record = FlightRecord::create(&path, 0).unwrap();
     let reader = FlightRecord::open(&path).unwrap();
-    assert_eq!(reader.tail(16).unwrap(), []);
+    assert_eq!(reader.tail(0, 16).unwrap(), []);
     let last = RING_ENTRIES as u64 + 5;
     for sequence in 1..=last {
-        record.enter(sequence, BUCKET);
-        record.leave(sequence);
+        record.enter(0, sequence, BUCKET);
+        record.leave(0, sequence);
     }
     let numbers = |count| -> Vec<u64> {
-        reader.tail(count).unwrap().iter().map(|entry| entry.sequence).collect()
+        reader.tail(0, count).unwrap().iter().map(|entry| entry.sequence).collect()
     };
     assert_eq!(numbers(3), [last - 2, last - 1, last]);
     assert_eq!(numbers(usize::MAX), (6..=last).collect::<Vec<_>>());
-    assert!(!reader.read().unwrap().is_inside());
+    assert!(!reader.read().unwrap().lanes[0].is_inside());
     // Of a group that formed anew: what the old one had left is no longer in the way.
-    record.enter(1, FlightOp::default());
-    let position = reader.read().unwrap();
-    assert_eq!((position.entered, position.left), (1, 0));
-    assert!(position.is_inside());
+    record.enter(0, 1, FlightOp::default());
+    let [lane, ..] = reader.read().unwrap().lanes;
+    assert_eq!((lane.entered, lane.left, lane.is_inside()), (1, 0, true));
     assert_eq!(numbers(16), [1]);
+}
+
+#[test]
+fn every_lane_has_numbers_and_a_past_of_its_own_and_one_too_many_is_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("record");
+    let record = FlightRecord::create(&path, 0).unwrap();
+    let reader = FlightRecord::open(&path).unwrap();
+    for lane in 0..=LANES {
+        for sequence in 1..=lane as u64 + 1 {
+            record.enter(lane, sequence, BUCKET);
+            record.meet(lane, sequence);
+            record.leave(lane, sequence);
+        }
+    }
+    record.enter(2, 4, FlightOp::default());
+    let lanes = reader.read().unwrap().lanes;
+    let far = lanes.map(|it| (it.entered, it.met, it.left));
+    let expected: [(u64, u64, u64); LANES] = std::array::from_fn(|lane| match lane as u64 + 1 {
+        3 => (4, 3, 3),
+        last => (last, last, last),
+    });
+    assert_eq!(far, expected);
+    assert!(lanes[2].is_inside() && lanes[2].op != lanes[1].op && !lanes[1].is_inside());
+    for lane in 0..LANES {
+        let past = reader.tail(lane, usize::MAX).unwrap();
+        let numbers: Vec<u64> = past.iter().map(|entry| entry.sequence).collect();
+        assert_eq!(numbers, (1..=expected[lane].0).collect::<Vec<_>>());
+    }
+    assert_eq!(reader.tail(LANES, 3).unwrap(), []);
 }
 
 #[test]

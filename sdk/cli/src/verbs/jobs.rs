@@ -43,7 +43,7 @@ fn jobs_table(jobs: &[JobSummary]) -> String {
             job.name.clone(),
             job.state.to_string(),
             job.priority.to_string(),
-            job.ranks.to_string(),
+            ranks(job),
             steps(job),
             or_dash(job.loss.map(number)),
             time(job.created_at),
@@ -51,6 +51,14 @@ fn jobs_table(jobs: &[JobSummary]) -> String {
         ]);
     }
     rows.trim_fmt()
+}
+
+/// `2`, `1 to 4`, and of a gang that may change, while it is at work, `3 of 1 to 4`
+fn ranks(job: &JobSummary) -> String {
+    match job.world_size.filter(|_| job.ranks.is_elastic()) {
+        Some(size) => format!("{size} of {}", job.ranks),
+        None => job.ranks.to_string(),
+    }
 }
 
 fn steps(job: &JobSummary) -> String {
@@ -86,7 +94,7 @@ fn describe(job: &JobView, page: &str) -> String {
     facts.extend(summary.waiting.clone().map(|reason| ("waits for", reason)));
     facts.extend(summary.ended_because.clone().map(|reason| ("because", reason)));
     facts.push(("priority", summary.priority.to_string()));
-    facts.push(("ranks", summary.ranks.to_string()));
+    facts.push(("ranks", ranks(summary)));
     facts.push(("steps", steps(summary)));
     facts.extend(summary.loss.map(|loss| ("loss", number(loss))));
     facts.push(("timeouts", timeouts(job.timeouts)));

@@ -4,7 +4,7 @@
 //! first one itself, in the same collective or the next; or if its flight record says that it is inside, and its process is not stopped.
 //! Ranks that share a memory have no link between them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 use lockstep_api::{FailureCode, FailureReport, Rank, Transport};
@@ -13,14 +13,14 @@ use super::gang::{Gang, Suspect};
 use crate::verdict::{self, Failure};
 
 /// What was last heard of a rank from its node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct News {
     /// When.
     pub seen_at: DateTime<Utc>,
     /// Whether its process is stopped.
     pub is_stopped: bool,
-    /// The collective that it is in; absent while it is in none.
-    pub inside: Option<i64>,
+    /// The collective that it is in, by lane; none where it is in none.
+    pub inside: BTreeMap<i64, i64>,
 }
 
 /// What a rank says that waits in vain.
@@ -28,7 +28,7 @@ struct Complaint<'a> {
     by: Rank,
     missing: BTreeSet<Rank>,
     collective: i64,
-    /// Of the groups of these ranks: each counts its collectives for itself, and flight records are of the first.
+    /// Of the groups of these ranks: each counts its collectives for itself.
     lane: i64,
     waited_ms: i64,
     report: &'a FailureReport,
@@ -62,10 +62,11 @@ impl Gang {
 
     /// A suspicion of ranks that are inside the collective in which they are missed.
     pub(super) fn stall_seen(&self, suspect: &Suspect) -> Option<Failure> {
-        let complaint = Complaint::of(&suspect.failure).filter(|it| it.lane == 0)?;
+        let complaint = Complaint::of(&suspect.failure)?;
         let is_inside = |rank: &&Rank| {
-            let inside = self.news_since(suspect, **rank).and_then(|it| it.inside);
-            inside.is_some_and(|at| complaint.collective <= at)
+            let news = self.news_since(suspect, **rank);
+            let inside = news.and_then(|it| it.inside.get(&complaint.lane));
+            inside.is_some_and(|at| complaint.collective <= *at)
         };
         let has_link = |rank: &&Rank| !self.share_memory(**rank, complaint.by);
         let inside = complaint.missing.iter().filter(is_inside).filter(has_link);
@@ -113,8 +114,8 @@ impl Gang {
         ranks.iter().filter_map(name).collect()
     }
 
-    fn news_since(&self, suspect: &Suspect, rank: Rank) -> Option<News> {
-        let news = self.members.get(&rank).and_then(|member| member.news);
+    fn news_since(&self, suspect: &Suspect, rank: Rank) -> Option<&News> {
+        let news = self.members.get(&rank).and_then(|member| member.news.as_ref());
         news.filter(|it| suspect.since <= it.seen_at)
     }
 

@@ -1,5 +1,7 @@
 //! Ranks that have entered a collective and hear nothing of each other.
 
+use std::collections::BTreeMap;
+
 use lockstep_core::News;
 use serde_json::json;
 
@@ -139,9 +141,11 @@ fn complaints_that_are_not_of_each_other_name_who_is_missing() {
 
 #[test]
 fn a_rank_that_is_inside_by_fresh_news_and_runs_has_a_link_that_is_at_fault() {
-    let inside = |collective, ms| {
-        Some(News { seen_at: at(ms), is_stopped: false, inside: Some(collective) })
+    let inside_in = |lane, collective, ms| {
+        let inside = BTreeMap::from([(lane, collective)]);
+        Some(News { seen_at: at(ms), is_stopped: false, inside })
     };
+    let inside = |collective, ms| inside_in(0, collective, ms);
     let seen = |nodes: &[u128], news| {
         let (mut attempt, _) = go(at_work(nodes), &[(100, complaint(1, 0, &[1]))]);
         attempt.gang.members.get_mut(&Rank(1)).unwrap().news = news;
@@ -157,16 +161,22 @@ fn a_rank_that_is_inside_by_fresh_news_and_runs_has_a_link_that_is_at_fault() {
         ([1, 2], None),
         ([1, 1], inside(41, 100)),
     ] {
-        let (soon, late) = seen(&nodes, news);
+        let (soon, late) = seen(&nodes, news.clone());
         assert_eq!((soon, &late[0]), (vec![], &Effect::PromoteSuspect), "{news:?}");
     }
-    // Of several that are missed one has not entered; flight records are of the first group of these ranks.
-    let of_others = [complaint(1, 0, &[1, 2]), with(complaint(1, 0, &[1]), "lane", 1)];
-    for missed in of_others {
+    // Each group of these ranks counts for itself; and of several that are missed one has not entered.
+    let of_lane_1 = with(complaint(1, 0, &[1]), "lane", 1);
+    let cases = [
+        (of_lane_1.clone(), inside_in(1, 41, 100), true),
+        (of_lane_1, inside(41, 100), false),
+        (complaint(1, 0, &[1]), inside_in(1, 41, 100), false),
+        (complaint(1, 0, &[1, 2]), inside(41, 100), false),
+    ];
+    for (missed, news, is_stall) in cases {
         let (mut attempt, _) = go(at_work(&[1, 2, 3]), &[(100, missed)]);
-        attempt.gang.members.get_mut(&Rank(1)).unwrap().news = inside(41, 100);
+        attempt.gang.members.get_mut(&Rank(1)).unwrap().news = news.clone();
         let (_, effects) = go(attempt, &[(5_000, Event::Tick)]);
-        assert_eq!(effects[0], Effect::PromoteSuspect);
+        assert_eq!(effects[0] != Effect::PromoteSuspect, is_stall, "{news:?}");
     }
 }
 
@@ -175,7 +185,7 @@ fn ranks_of_one_node_that_speak_over_tcp_have_links_and_one_of_them_keeps_the_st
     let mut attempt = at_work(&[1, 1]);
     attempt.gang.transport = Transport::Tcp;
     let (mut seen, _) = go(attempt.clone(), &[(100, complaint(1, 0, &[1]))]);
-    let news = News { seen_at: at(100), is_stopped: false, inside: Some(41) };
+    let news = News { seen_at: at(100), is_stopped: false, inside: BTreeMap::from([(0, 41)]) };
     seen.gang.members.get_mut(&Rank(1)).unwrap().news = Some(news);
     let (_, effects) = go(seen, &[(101, Event::Tick)]);
     assert_eq!(verdicts(&effects), [(FailureCode::LinkOrDeviceStall, json!([0, 1]))]);
@@ -204,7 +214,7 @@ fn a_link_that_carries_nothing_is_the_doing_of_the_nodes_at_both_ends() {
 fn a_rank_whose_process_is_stopped_by_fresh_news_is_named_at_once() {
     let (mut attempt, _) = go(at_work(&[1, 2]), &[(100, complaint(1, 0, &[1]))]);
     for (ms, is_due) in [(99, false), (100, true)] {
-        let news = News { seen_at: at(ms), is_stopped: true, inside: Some(41) };
+        let news = News { seen_at: at(ms), is_stopped: true, inside: BTreeMap::from([(0, 41)]) };
         attempt.gang.members.get_mut(&Rank(1)).unwrap().news = Some(news);
         let (_, effects) = go(attempt.clone(), &[(101, Event::Tick)]);
         assert_eq!(effects.first() == Some(&Effect::PromoteSuspect), is_due);
@@ -212,14 +222,16 @@ fn a_rank_whose_process_is_stopped_by_fresh_news_is_named_at_once() {
     // Others who say that it has left do not say that it is silent.
     let gone = complaint_of(FailureCode::PeerGone, 1, (0, 41), &[1]);
     let (mut other, _) = go(at_work(&[1, 2]), &[(100, gone)]);
-    other.gang.members.get_mut(&Rank(1)).unwrap().news = attempt.gang.members[&Rank(1)].news;
+    other.gang.members.get_mut(&Rank(1)).unwrap().news =
+        attempt.gang.members[&Rank(1)].news.clone();
     assert_eq!(go(other, &[(101, Event::Tick)]).1, []);
 }
 
 #[test]
 fn whoever_is_stopped_is_named_in_the_place_of_those_that_wait_for_it() {
     let (mut attempt, _) = go(at_work(&[1, 2, 3]), &[(100, complaint(1, 0, &[2]))]);
-    let news = |is_stopped| Some(News { seen_at: at(100), is_stopped, inside: Some(41) });
+    let news =
+        |is_stopped| Some(News { seen_at: at(100), is_stopped, inside: BTreeMap::from([(0, 41)]) });
     for (rank, is_stopped) in [(1, true), (2, false)] {
         attempt.gang.members.get_mut(&Rank(rank)).unwrap().news = news(is_stopped);
     }

@@ -39,8 +39,8 @@ impl Drive<'_> {
             return Ok(());
         }
         // A job that was never placed has no log.
-        if let Some((_, newest)) = store::newest(db, &[job]).await?.pop() {
-            self.say((job, newest), None, LogLevel::Info, because.to_owned());
+        if let Some(newest) = store::newest(db, &[job]).await?.get(&job) {
+            self.say((job, newest.attempt_id), None, LogLevel::Info, because.to_owned());
         }
         let of_job = self.attempts.values().filter(|attempt| attempt.job_id == job);
         for id in of_job.map(|attempt| attempt.id).collect::<Vec<_>>() {

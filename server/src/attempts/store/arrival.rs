@@ -6,12 +6,16 @@ use lockstep_api::{
     RankPosition, Step,
 };
 use lockstep_core::arrival::{Entered, Seen};
+use serde::{Deserialize, Serialize};
+use sqlx::types::Json;
 use sqlx::{PgConnection, query, query_as};
 
 use crate::progress::text::storable;
 
 /// Longest name of a collective, bytes.
 const WHAT_BYTES: usize = 100;
+/// More lanes of one rank than a flight record has.
+const MAX_FURTHER_LANES: usize = 32;
 
 /// Takes note of where the ranks of an attempt are. The attempt's row is locked. What is said of a rank that has another process
 /// by now is left out: the node has yet to hear of it.
@@ -43,14 +47,17 @@ pub(crate) async fn record_arrivals(
         positions.iter().map(|it| after(it.pause_left_ms)).collect();
     let names: Vec<Option<String>> = collectives().map(|it| it.map(what)).collect();
     let stopped: Vec<bool> = positions.iter().map(|it| it.is_stopped).collect();
+    let further: Vec<Option<Json<Vec<FurtherLane>>>> =
+        positions.iter().map(|it| further_lanes(it, before)).collect();
     query!(
         "UPDATE group_member
          SET seen_at = $3, phase_since = p.phase_since, last_entered = p.entered, last_left = p.left_seq,
              collective = p.collective, entered_at = p.entered_at, paused_until = p.paused_until,
-             is_stopped = p.is_stopped
+             is_stopped = p.is_stopped, further_lanes = p.further_lanes
          FROM unnest($4::integer[], $5::timestamptz[], $6::bigint[], $7::bigint[], $8::text[], $9::timestamptz[],
-                     $10::timestamptz[], $11::boolean[], $12::integer[])
-              AS p (rank, phase_since, entered, left_seq, collective, entered_at, paused_until, is_stopped, pid)
+                     $10::timestamptz[], $11::boolean[], $12::integer[], $13::jsonb[])
+              AS p (rank, phase_since, entered, left_seq, collective, entered_at, paused_until, is_stopped, pid,
+                    further_lanes)
          WHERE attempt_id = $1 AND node_id = $2 AND group_member.rank = p.rank AND group_member.pid = p.pid
            AND evicted_at IS NULL AND released_at IS NULL",
         attempt as AttemptId,
@@ -65,10 +72,36 @@ pub(crate) async fn record_arrivals(
         &paused_until as &[Option<DateTime<Utc>>],
         &stopped,
         &pids,
+        &further as &[Option<Json<Vec<FurtherLane>>>],
     )
     .execute(db)
     .await
     .map(drop)
+}
+
+/// How far a rank is in a lane beyond the first, as it stands in its row.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct FurtherLane {
+    pub(crate) lane: i32,
+    pub(crate) entered: i64,
+    pub(crate) left: i64,
+    pub(crate) what: String,
+    pub(crate) at: DateTime<Utc>,
+}
+
+/// `before`: what time it was so many milliseconds ago.
+fn further_lanes(
+    position: &RankPosition,
+    before: impl Fn(Option<i64>) -> Option<DateTime<Utc>>,
+) -> Option<Json<Vec<FurtherLane>>> {
+    let lanes = position.lanes().filter(|(lane, _)| 0 < *lane).take(MAX_FURTHER_LANES);
+    let lanes = lanes.filter_map(|(lane, it)| {
+        let CollectivePosition { entered, left, ref what, entered_ms } = *it;
+        let at = before(Some(entered_ms))?;
+        Some(FurtherLane { lane, entered, left, what: storable(what, WHAT_BYTES), at })
+    });
+    let lanes: Vec<FurtherLane> = lanes.collect();
+    (!lanes.is_empty()).then_some(Json(lanes))
 }
 
 /// An attempt, as far as an arrival map names it.
@@ -128,7 +161,7 @@ pub(crate) async fn heard(db: &mut PgConnection, attempt: AttemptId) -> sqlx::Re
         r#"
         SELECT rank AS "rank: Rank", node_id AS "node_id: NodeId", node.name AS node_name, pid,
                phase AS "phase: Phase", step AS "step: Step", seen_at, phase_since, last_entered, last_left, collective,
-               entered_at, paused_until, is_stopped,
+               entered_at, paused_until, is_stopped, further_lanes AS "further_lanes: Json<Vec<FurtherLane>>",
                (released_at IS NOT NULL OR finished_at IS NOT NULL OR exit_code IS NOT NULL OR signal IS NOT NULL)
                    AS "has_ended!"
         FROM group_member JOIN node USING (node_id)
@@ -139,18 +172,23 @@ pub(crate) async fn heard(db: &mut PgConnection, attempt: AttemptId) -> sqlx::Re
     .fetch_all(db)
     .await?;
     let heard = rows.into_iter().map(|row| {
-        let entered = match (row.last_entered, row.last_left, row.collective, row.entered_at) {
+        let first = match (row.last_entered, row.last_left, row.collective, row.entered_at) {
             (Some(sequence), Some(left), Some(what), Some(at)) => {
-                Some(Entered { sequence, left, what, at })
+                Some(Entered { lane: 0, sequence, left, what, at })
             }
             _ => None,
         };
+        let further = row.further_lanes.map_or_else(Vec::new, |Json(lanes)| lanes);
+        let further = further.into_iter().map(|it| {
+            let FurtherLane { lane, entered: sequence, left, what, at } = it;
+            Entered { lane, sequence, left, what, at }
+        });
         let seen = Seen {
             rank: row.rank,
             node_name: row.node_name,
             phase: row.phase.map(|phase| (phase, row.phase_since)),
             step: row.step,
-            entered,
+            entered: first.into_iter().chain(further).collect(),
             paused_until: row.paused_until,
             is_stopped: row.is_stopped,
             seen_at: row.seen_at,

@@ -112,40 +112,38 @@ async fn ranks(
     Ok(ranks)
 }
 
-/// Steps done by the newest attempt of each job; a job without one is left out.
-pub(crate) async fn steps_done(
-    db: &mut PgConnection,
-    jobs: &[JobId],
-) -> sqlx::Result<HashMap<JobId, Step>> {
-    let ids: Vec<Uuid> = jobs.iter().map(|id| id.0).collect();
-    let rows = query!(
-        r#"
-        SELECT DISTINCT ON (job_id) job_id AS "job_id: JobId", steps_done AS "steps_done: Step"
-        FROM attempt WHERE job_id = ANY($1) ORDER BY job_id, number DESC
-        "#,
-        &ids,
-    )
-    .fetch_all(db)
-    .await?;
-    Ok(rows.into_iter().map(|row| (row.job_id, row.steps_done)).collect())
+/// The newest attempt of a job, as far as a list tells.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Newest {
+    pub(crate) attempt_id: AttemptId,
+    pub(crate) steps_done: Step,
+    /// While it is at work.
+    pub(crate) world_size: Option<i32>,
 }
 
 /// The newest attempt of each job; a job without one is left out.
 pub(crate) async fn newest(
     db: &mut PgConnection,
     jobs: &[JobId],
-) -> sqlx::Result<Vec<(JobId, AttemptId)>> {
+) -> sqlx::Result<HashMap<JobId, Newest>> {
     let ids: Vec<Uuid> = jobs.iter().map(|id| id.0).collect();
     let rows = query!(
         r#"
-        SELECT DISTINCT ON (job_id) job_id AS "job_id: JobId", attempt_id AS "attempt_id: AttemptId"
-        FROM attempt WHERE job_id = ANY($1) ORDER BY job_id, number DESC
+        SELECT DISTINCT ON (job_id)
+            job_id AS "job_id: JobId", attempt_id AS "attempt_id: AttemptId", steps_done AS "steps_done: Step",
+            CASE WHEN state <> 'ended' THEN world_size END AS world_size
+        FROM attempt JOIN group_generation USING (attempt_id, generation)
+        WHERE job_id = ANY($1) ORDER BY job_id, number DESC
         "#,
         &ids,
     )
     .fetch_all(db)
     .await?;
-    Ok(rows.into_iter().map(|row| (row.job_id, row.attempt_id)).collect())
+    let newest = rows.into_iter().map(|row| {
+        let (attempt_id, steps_done, world_size) = (row.attempt_id, row.steps_done, row.world_size);
+        (row.job_id, Newest { attempt_id, steps_done, world_size })
+    });
+    Ok(newest.collect())
 }
 
 /// How many of a job's newest attempts in a row were lost without having done a step.

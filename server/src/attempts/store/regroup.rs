@@ -117,7 +117,8 @@ async fn seat(db: &mut PgConnection, attempt: AttemptId, seats: &[Seated]) -> sq
     query!(
         "UPDATE group_member
          SET rank = -1 - m.rank, endpoints = NULL, prepared_at = NULL, memory_index = m.memory_index,
-             last_entered = NULL, last_left = NULL, collective = NULL, entered_at = NULL
+             last_entered = NULL, last_left = NULL, collective = NULL, entered_at = NULL,
+             further_lanes = NULL
          FROM unnest($2::integer[], $3::integer[], $4::integer[]) AS m (process, rank, memory_index)
          WHERE attempt_id = $1 AND group_member.process = m.process AND evicted_at IS NULL",
         attempt as AttemptId,

@@ -149,15 +149,14 @@ pub(crate) async fn latest_values(
     Ok(finite.map(|row| (row.name, row.value)).collect())
 }
 
-/// The newest training loss of each job: its newest attempt's, or an earlier one's as long as that has none. A job without
+/// The newest training loss of each job, of which the newest attempt is given: that one's, or an earlier one's as long as that has none. A job without
 /// one, or whose last is not finite, is left out.
 pub(crate) async fn latest_losses(
     db: &mut PgConnection,
-    jobs: &[JobId],
+    newest: impl Iterator<Item = (JobId, AttemptId)>,
 ) -> sqlx::Result<HashMap<JobId, f64>> {
-    let newest = attempts::newest(db, jobs).await?;
-    let job_ids: Vec<Uuid> = newest.iter().map(|(job, _)| job.0).collect();
-    let attempt_ids: Vec<Uuid> = newest.iter().map(|(_, attempt)| attempt.0).collect();
+    let (job_ids, attempt_ids): (Vec<Uuid>, Vec<Uuid>) =
+        newest.map(|(job, attempt)| (job.0, attempt.0)).unzip();
     let rows = query!(
         r#"
         SELECT

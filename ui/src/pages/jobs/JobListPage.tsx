@@ -80,7 +80,7 @@ function JobTable({ items }: { items: JobSummary[] }) {
                 <Steps job={job} />
               </Table.Td>
               <Table.Td>{number(job.loss)}</Table.Td>
-              <Table.Td>{rankCount(job.ranks)}</Table.Td>
+              <Table.Td>{rankCount(job)}</Table.Td>
               <Table.Td>{moment(job.created_at)}</Table.Td>
             </Table.Tr>
           ))}

@@ -93,7 +93,7 @@ function Heading({ job, isLive }: { job: JobView; isLive: boolean }) {
             <Fact key={name} name={name.replace("eval/", "test ")} value={number(value)} />
           ))}
         <Fact name="priority" value={String(job.priority ?? 50)} />
-        <Fact name="ranks" value={rankCount(job.ranks)} />
+        <Fact name="ranks" value={rankCount(job)} />
         <Fact name="timeouts" value={timeouts(job.timeouts)} />
         <Fact name="submitted" value={moment(job.created_at)} />
         {job.ended_at && (

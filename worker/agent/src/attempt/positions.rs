@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use lockstep_api::{CollectivePosition, Phase, Rank, RankPosition, Step};
-use lockstep_shm::{FlightEntry, FlightPosition, FlightRecord, monotonic_ns};
+use lockstep_shm::{FlightEntry, FlightLane, FlightRecord, monotonic_ns};
 use serde_json::{Value, json};
 
 use crate::stat::Stat;
@@ -75,15 +75,20 @@ impl Positions {
         let (now, soft) = (monotonic_ns(), u64::try_from(self.soft.as_nanos()).unwrap_or(u64::MAX));
         let waits = |it: &Local| {
             let found = FlightRecord::open(&it.record).and_then(|record| record.read());
-            found.is_ok_and(|it| it.is_inside() && soft <= now.saturating_sub(it.entered_ns))
+            let is_long =
+                |it: &FlightLane| it.is_inside() && soft <= now.saturating_sub(it.entered_ns);
+            found.is_ok_and(|it| it.lanes.iter().any(is_long))
         };
         self.lock().iter().any(waits)
     }
 
-    /// Adds the last collectives of `rank` to the evidence of a failure, if it is of this node and there is room.
+    /// Adds the last collectives of `rank` to the evidence of a failure, in the lane that this is of, if it is of this node and there is room.
     pub(crate) fn add_tail(&self, rank: Rank, evidence: &mut Value) {
         let path = self.lock().iter().find(|it| it.rank == rank).map(|it| it.record.clone());
-        let tail = path.map(|path| FlightRecord::open(path).and_then(|it| it.tail(TAIL_ENTRIES)));
+        let lane =
+            evidence["lane"].as_u64().and_then(|lane| usize::try_from(lane).ok()).unwrap_or(0);
+        let tail =
+            path.map(|path| FlightRecord::open(path).and_then(|it| it.tail(lane, TAIL_ENTRIES)));
         let Some(Ok(tail)) = tail.filter(|tail| !matches!(tail, Ok(tail) if tail.is_empty()))
         else {
             return;
@@ -95,7 +100,8 @@ impl Positions {
             found => found.clone(),
         };
         let Some(fields) = longer.as_object_mut() else { return };
-        fields.insert("flight_record".to_owned(), json!({ "rank": rank, "collectives": record }));
+        let record = json!({ "rank": rank, "lane": lane, "collectives": record });
+        fields.insert("flight_record".to_owned(), record);
         if longer.to_string().len() <= EVIDENCE_BYTES {
             *evidence = longer;
         }
@@ -120,25 +126,30 @@ fn position(local: &Local, now: u64) -> RankPosition {
     let found = FlightRecord::open(record).and_then(|record| record.read()).ok();
     let is_stopped = Stat::of(*pid).is_some_and(|it| it.is_stopped());
     let pause = found.map_or(0, |it| it.paused_until_ns.saturating_sub(now));
+    let lanes = found.map_or_else(Vec::new, |it| lanes(&it.lanes, now));
     RankPosition {
         rank: *rank,
         pid: *pid,
         phase,
         step,
         phase_ms: found.map(|it| millis(now.saturating_sub(it.phase_since_ns))),
-        collective: found.filter(|it| 0 < it.entered).map(|it| collective(it, now)),
+        collective: lanes.first().filter(|it| 0 < it.entered).cloned(),
+        further_lanes: lanes.into_iter().skip(1).collect(),
         pause_left_ms: (0 < pause).then(|| millis(pause)),
         is_stopped,
     }
 }
 
-fn collective(found: FlightPosition, now: u64) -> CollectivePosition {
-    CollectivePosition {
-        entered: found.entered.cast_signed(),
-        left: found.left.cast_signed(),
-        what: found.op.to_string(),
-        entered_ms: millis(now.saturating_sub(found.entered_ns)),
-    }
+/// Up to the last one that is in use.
+fn lanes(all: &[FlightLane], now: u64) -> Vec<CollectivePosition> {
+    let used = all.iter().rposition(|it| 0 < it.entered).map_or(0, |last| last + 1);
+    let position = |it: &FlightLane| CollectivePosition {
+        entered: it.entered.cast_signed(),
+        left: it.left.cast_signed(),
+        what: it.op.to_string(),
+        entered_ms: millis(now.saturating_sub(it.entered_ns)),
+    };
+    all[..used].iter().map(position).collect()
 }
 
 /// Times before `now`, and how long it took; without an end when the rank was still in it.
@@ -196,28 +207,41 @@ mod tests {
         let bucket =
             FlightOp { kind: FlightKind::AllReduce, of: FlightOf::Bucket { index: 0, count: 2 } };
         for sequence in 1..=20 {
-            record.enter(sequence, bucket);
-            record.meet(sequence);
-            record.leave(sequence);
+            record.enter(0, sequence, bucket);
+            record.meet(0, sequence);
+            record.leave(0, sequence);
         }
         assert!(!positions.has_long_wait());
-        record.enter(21, bucket);
+        record.enter(0, 21, bucket);
         record.set_paused_until(monotonic_ns() + 60_000_000_000);
         let inside = positions.all().remove(0);
-        let found = inside.collective.unwrap();
+        let found = inside.collective.as_ref().unwrap();
+        assert_eq!(inside.further_lanes, []);
         assert_eq!((found.entered, found.left, found.what.as_str()), (21, 20, "bucket 1 of 2"));
         assert!((0..60_000).contains(&found.entered_ms) && inside.phase_ms.is_some());
         assert!(inside.pause_left_ms.is_some_and(|left| (1..=60_000).contains(&left)));
         assert!(positions.has_long_wait());
         assert!(!Positions::new(Duration::from_secs(60)).has_long_wait());
+        record.leave(0, 21);
+        assert!(!positions.has_long_wait());
+        record.enter(2, 5, bucket);
+        assert!(positions.has_long_wait());
+        let told = positions.all().remove(0);
+        let lanes: Vec<_> = told.lanes().map(|(lane, it)| (lane, it.entered, it.left)).collect();
+        assert_eq!((lanes, told.further_lanes.len()), (vec![(0, 21, 21), (2, 5, 4)], 2));
 
         let mut evidence = json!({ "pid": 7 });
         positions.add_tail(Rank(2), &mut evidence);
         let told = evidence["flight_record"]["collectives"].as_array().unwrap();
         assert_eq!((told.len(), &evidence["pid"]), (TAIL_ENTRIES, &json!(7)));
         let last = &told[TAIL_ENTRIES - 1];
-        assert_eq!((&last["collective"], &last["left_after_ms"]), (&json!(21), &Value::Null));
+        assert_eq!((&last["collective"], &last["met_after_ms"]), (&json!(21), &Value::Null));
         assert!(told[0]["left_after_ms"].is_number(), "{told:?}");
+        let mut of_a_lane = json!({ "lane": 2 });
+        positions.add_tail(Rank(2), &mut of_a_lane);
+        let told = &of_a_lane["flight_record"];
+        assert_eq!((&told["lane"], &told["collectives"][0]["collective"]), (&json!(2), &json!(5)));
+        assert_eq!(told["collectives"].as_array().unwrap().len(), 1);
         let mut of_another_node = Value::Null;
         positions.add_tail(Rank(3), &mut of_another_node);
         assert_eq!(of_another_node, Value::Null);

@@ -99,7 +99,7 @@ impl CpuGroup {
     /// threads may reduce different buckets at one time; and one of each plan `beside`, with arenas of its own. Each
     /// group has connections and an order of collectives of its own.
     ///
-    /// The board and the flight record are the first lane's.
+    /// The board is the first lane's.
     ///
     /// # Errors
     /// As [`CpuGroup::form`].
@@ -205,7 +205,7 @@ impl CpuGroup {
             arenas: lent.remove(0),
             mesh,
             board: board.clone(),
-            record: join.record.clone().filter(|_| place.lane == 0),
+            record: join.record.clone(),
             lane: place.lane,
             round: FORMATION,
             met: Instant::now(),

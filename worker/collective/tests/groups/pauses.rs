@@ -155,22 +155,19 @@ fn the_flight_record_says_which_collective_a_rank_is_in() {
             let reader = FlightRecord::open(&path).unwrap();
             is_about_to_enter.wait();
             let deadline = Instant::now() + PATIENT;
-            while !reader.read().unwrap().is_inside() {
+            while !reader.read().unwrap().lanes[0].is_inside() {
                 assert!(Instant::now() < deadline);
                 thread::yield_now();
             }
-            let position = reader.read().unwrap();
-            assert_eq!((position.entered, position.met, position.left), (2, 1, 1));
-            assert_eq!(
-                (position.op.kind, position.op.of),
-                (FlightKind::Barrier, FlightOf::Numbers)
-            );
+            let [lane, ..] = reader.read().unwrap().lanes;
+            assert_eq!((lane.entered, lane.met, lane.left), (2, 1, 1));
+            assert_eq!((lane.op.kind, lane.op.of), (FlightKind::Barrier, FlightOf::Numbers));
             group.barrier().unwrap();
             return;
         }
         is_about_to_enter.wait();
         group.barrier().unwrap();
-        let position = FlightRecord::open(&path).unwrap().read().unwrap();
-        assert_eq!((position.entered, position.met, position.left), (2, 2, 2));
+        let [lane, ..] = FlightRecord::open(&path).unwrap().read().unwrap().lanes;
+        assert_eq!((lane.entered, lane.met, lane.left), (2, 2, 2));
     });
 }

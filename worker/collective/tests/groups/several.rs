@@ -5,6 +5,7 @@ use std::thread;
 use lockstep_collective::{
     CpuGroup, Dtype, Formed, FormedLanes, Plan, ProcessGroup as _, ReduceOp, Span, SumOrder, What,
 };
+use lockstep_shm::FlightRecord;
 use proptest::prelude::*;
 
 use crate::harness::{PATIENT, Site, any_nodes, as_ranks, plan, value};
@@ -27,8 +28,13 @@ proptest! {
         let plan = plan(&nodes, &lens);
         let beside = Plan { nodes: nodes.clone(), arena_len: 64, slots: 1, ..Plan::default() };
         let order = &SumOrder::in_rank_order(0..world);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record");
         let results = as_ranks(0..world, |rank| {
-            let join = site.join(rank, PATIENT);
+            let mut join = site.join(rank, PATIENT);
+            if rank == 0 {
+                join.record = Some(FlightRecord::create(&path, 0).unwrap().into());
+            }
             let beside = std::slice::from_ref(&beside);
             let (formed, mut others) = CpuGroup::form_all(&join, &plan, lanes, beside).unwrap();
             let FormedLanes { groups, mut arena, board: _ } = formed;
@@ -70,6 +76,16 @@ proptest! {
             });
             arena.floats(0, 0..plan.arena_len).to_vec()
         });
+        let record = FlightRecord::open(&path).unwrap().read().unwrap();
+        for (lane, found) in record.lanes.iter().enumerate() {
+            // The barrier of the formation, what the lane is for, and the barrier at the end.
+            let expected = match lane {
+                _ if lane < lanes => 2 + lens.len().saturating_sub(lane).div_ceil(lanes) as u64,
+                _ if lane == lanes => 2 + sums as u64,
+                _ => 0,
+            };
+            prop_assert_eq!((found.entered, found.left), (expected, expected), "lane {}", lane);
+        }
         for floats in results {
             for (index, found) in floats.iter().enumerate() {
                 prop_assert_eq!(found.to_bits(), sum(world, index).to_bits(), "{}", index);
