@@ -1071,7 +1071,7 @@ export interface components {
         CollectivePosition: {
             /**
              * Format: int64
-             * @description The last one that it entered.
+             * @description The last one that it entered; 0 before the first.
              */
             entered: number;
             /**
@@ -1087,8 +1087,14 @@ export interface components {
             /** @description What `entered` is, for people: `bucket 3 of 9`. At most 100 bytes. */
             what: string;
         };
-        /** @description A collective that at least one rank is in. */
+        /** @description A collective that at least one rank is in: of several, the one that was entered first. */
         CollectiveUnderWay: {
+            /**
+             * Format: int32
+             * @description Which of the groups that the ranks form, each of which counts for itself: 0, or more with `ddp.groups` above 1 and with
+             *     joint batch norms.
+             */
+            lane?: number;
             /**
              * Format: int64
              * @description Its number since the group formed, the same on all ranks.
@@ -1855,6 +1861,11 @@ export interface components {
             steps_total?: components["schemas"]["Step"] | null;
             /** @description Why it waits, while it does: one sentence. */
             waiting?: string | null;
+            /**
+             * Format: int32
+             * @description How many ranks train at present; absent while no attempt is at work.
+             */
+            world_size?: number | null;
         };
         /** @description One job in full. */
         JobView: components["schemas"]["JobSummary"] & {
@@ -2405,6 +2416,11 @@ export interface components {
                 steps_total?: components["schemas"]["Step"] | null;
                 /** @description Why it waits, while it does: one sentence. */
                 waiting?: string | null;
+                /**
+                 * Format: int32
+                 * @description How many ranks train at present; absent while no attempt is at work.
+                 */
+                world_size?: number | null;
             }[];
             /** @description Pass as `cursor` for the next page; absent on the last. */
             next_cursor?: string | null;
@@ -2571,14 +2587,14 @@ export interface components {
         RankArrival: {
             /**
              * Format: int64
-             * @description The last collective that it entered.
+             * @description The last collective that it entered, in the lane of the one under way; lane 0 while none is.
              */
             entered?: number | null;
             /** @description Whether its process is stopped. */
             is_stopped: boolean;
             /**
              * Format: int64
-             * @description The last collective that it left.
+             * @description The last collective that it left, likewise.
              */
             left?: number | null;
             /** @description Where it runs. */
@@ -2646,6 +2662,8 @@ export interface components {
         /** @description Where one rank is. Times are lengths up to this heartbeat: clocks of nodes differ. */
         RankPosition: {
             collective?: components["schemas"]["CollectivePosition"] | null;
+            /** @description The same of the further groups that its ranks form (`ddp.groups`, joint batch norms): lanes 1, 2, … */
+            further_lanes?: components["schemas"]["CollectivePosition"][];
             /** @description Whether its process is stopped by a signal or a debugger. */
             is_stopped?: boolean;
             /**
