@@ -95,7 +95,7 @@ fn rows(steps: &[StepTimeline]) -> anyhow::Result<Vec<Row>> {
         if is_written { &mut during } else { &mut usual }.push(time);
     }
     // The last is the job's end.
-    let mut stalls: Vec<f64> =
+    let stalls: Vec<f64> =
         stalls[..stalls.len().saturating_sub(1)].iter().flatten().copied().collect();
     ensure!(!stalls.is_empty(), "no checkpoint is in the timeline of {} steps", steps.len());
     usual.sort_by(f64::total_cmp);

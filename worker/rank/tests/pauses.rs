@@ -42,7 +42,8 @@ fn a_rank_that_is_silent_in_its_first_step_is_waited_for_beyond_the_deadline() {
     signal("-STOP", gang.pid(1));
     let over = 4_500_000_000;
     wait_until(&gang, 0, "waiting for longer than the deadline", |it| {
-        it.is_inside() && it.entered_ns + over < monotonic_ns()
+        let lane = it.lanes[0];
+        lane.is_inside() && lane.entered_ns + over < monotonic_ns()
     });
     signal("-CONT", gang.pid(1));
     let outcome = gang.finish();
