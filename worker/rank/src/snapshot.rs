@@ -18,7 +18,7 @@ pub(crate) struct Snapshot {
     /// Where each parameter lies.
     layout: Arc<Layout>,
     /// In arena order.
-    weights: Vec<f32>,
+    pub(crate) weights: Vec<f32>,
     /// Where each running statistic lies.
     buffer_layout: Arc<Layout>,
     /// In their arena's order.

@@ -194,6 +194,7 @@ fn a_killed_rank_is_named_and_leaves_its_record() {
     let (dead, alive) = (ranks.record(1), ranks.record(0));
     assert_eq!((dead.pid, dead.step, alive.step), (ranks.children[1].id(), 2, 2));
     // Collectives of two whole steps; the survivor had entered the first of the third.
+    let ([dead, ..], [alive, ..]) = (dead.lanes, alive.lanes);
     assert_eq!((dead.left, dead.entered), (alive.left, alive.left));
     assert!(alive.is_inside() && alive.entered == alive.left + 1, "{alive:?}");
 }

@@ -185,7 +185,8 @@ fn a_broadcast_and_sums_between_steps_do_not_disturb_them() {
                 reducer.close();
                 let position = FlightRecord::open(&path).unwrap().read().unwrap();
                 // A broadcast, the order of launches, and in each step a bucket, a sum and a barrier.
-                assert_eq!((position.entered, position.met, position.left), (11, 11, 11));
+                let lane = position.lanes[0];
+                assert_eq!((lane.entered, lane.met, lane.left), (11, 11, 11));
                 assert_eq!(position.step, 2);
             });
         }
