@@ -1,10 +1,12 @@
 //! Contracts that are generated and committed. CI runs this and fails if the tree is dirty afterwards.
 
+use std::process::Command;
+
 use anyhow::Context as _;
 use camino::Utf8Path;
 
 use crate::database::Throwaway;
-use crate::{database, shell};
+use crate::{database, session, shell};
 
 /// Regenerates all of them.
 pub(crate) fn run(root: &Utf8Path) -> anyhow::Result<()> {
@@ -19,15 +21,15 @@ fn queries(root: &Utf8Path) -> anyhow::Result<()> {
     database::migrate(root, &database)?;
     std::fs::create_dir_all(shell::target_dir(root))?;
     let fresh = tempfile::tempdir_in(shell::target_dir(root)).context("making a folder")?;
-    // A macro runs only when its crate is compiled: touching the crate's root compiles it.
+    // A macro runs only when its crate is compiled: touching the crate's root compiles it. What is built is what the tests need,
+    // with the same features of every dependency: anything else would compile most of them once more.
     let crate_root = root.join("server/src/lib.rs");
     let text = std::fs::read(&crate_root).with_context(|| format!("reading {crate_root}"))?;
     std::fs::write(&crate_root, text).with_context(|| format!("touching {crate_root}"))?;
-    let mut check = shell::cargo(root);
-    check.args(["check", "--locked", "--package", "lockstep-server"]);
-    check.env("SQLX_OFFLINE", "false");
-    check.env("DATABASE_URL", database.url()).env("SQLX_OFFLINE_DIR", fresh.path());
-    shell::run(&mut check)?;
+    let mut build = session::build_for_tests(root);
+    build.env("SQLX_OFFLINE", "false");
+    build.env("DATABASE_URL", database.url()).env("SQLX_OFFLINE_DIR", fresh.path());
+    shell::run(&mut build)?;
     let committed = root.join(".sqlx");
     if committed.is_dir() {
         std::fs::remove_dir_all(&committed).with_context(|| format!("emptying {committed}"))?;
@@ -41,10 +43,10 @@ fn queries(root: &Utf8Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `sdk/openapi.json`, from the server itself.
+/// `sdk/openapi.json`, from the server itself, which is built.
 fn openapi(root: &Utf8Path) -> anyhow::Result<()> {
-    let mut server = shell::cargo(root);
-    server.args(["run", "--quiet", "--locked", "--package", "lockstep-server", "--", "openapi"]);
+    let mut server = Command::new(shell::target_dir(root).join("debug/lockstep-server"));
+    server.arg("openapi");
     let document = shell::read(&mut server)?;
     let path = root.join("sdk/openapi.json");
     std::fs::write(&path, document).with_context(|| format!("writing {path}"))

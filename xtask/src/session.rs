@@ -145,6 +145,13 @@ pub(crate) fn build_only(
     build_what(root, profile, &["--package", name])
 }
 
+/// Builds everything as the tests use it, the programs included: with what only tests switch on in dependencies.
+pub(crate) fn build_for_tests(root: &Utf8Path) -> Command {
+    let mut build = shell::cargo(root);
+    build.args(["build", "--locked", "--workspace", "--all-targets"]);
+    build
+}
+
 fn build_what(root: &Utf8Path, profile: Profile, what: &[&str]) -> anyhow::Result<Utf8PathBuf> {
     let mut build = shell::cargo(root);
     build.args(["build", "--locked"]).args(what);

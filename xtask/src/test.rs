@@ -4,7 +4,7 @@ use camino::Utf8Path;
 use clap::Args;
 
 use crate::database::Throwaway;
-use crate::{example, setup, shell};
+use crate::{example, session, setup, shell};
 
 /// Settings of `cargo xtask test`.
 #[derive(Args)]
@@ -29,7 +29,7 @@ impl Test {
 
     fn rust(&self, root: &Utf8Path) -> anyhow::Result<()> {
         // The end-to-end tests start every program; cargo builds only those of the crate under test by itself.
-        shell::run(shell::cargo(root).args(["build", "--locked", "--workspace", "--bins"]))?;
+        shell::run(&mut session::build_for_tests(root))?;
         let database = Throwaway::start()?;
         let mut tests = shell::cargo(root);
         if shell::has("cargo-nextest") {
