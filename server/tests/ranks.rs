@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
-use crate::agent::{Agent, exited, failed, reconciled, started};
+use crate::agent::{Agent, exited, failed, formed, reconciled, started, steps};
 use crate::common::Server;
 
 /// A rank of a heartbeat that entered collective `entered` so long ago, and has left `left`.
@@ -31,6 +31,10 @@ async fn placed(server: &Server) -> (Agent, String, Value) {
     let job = agent.place_job(server, 2).await;
     let fence = agent.assignment(server).await.fence();
     (agent, job, fence)
+}
+
+async fn view(server: &Server, job: &str) -> Value {
+    server.get(&format!("/v1/jobs/{job}"), &server.first.token).await.json()
 }
 
 async fn part(server: &Server, job: &str, what: &str) -> Value {
@@ -129,6 +133,83 @@ async fn a_rank_that_is_late_in_another_lane_is_missing_there(pool: PgPool) {
     assert_eq!((&map["collective"], &map["ranks"][0]["entered"]), (&Value::Null, &json!(42)));
 }
 
+/// A gang over two nodes that does steps.
+async fn over_two_nodes(server: &Server) -> ([Agent; 2], String, Value) {
+    let alpha = Agent::join(server, "alpha", 1).await;
+    let mut beta = Agent::join(server, "beta", 1).await;
+    beta.host = "two".to_owned();
+    for agent in [&alpha, &beta] {
+        agent.poll(server, 0).await;
+    }
+    let job = alpha.place_job(server, 2).await;
+    let fence = alpha.assignment(server).await.fence();
+    for (agent, rank) in [(&alpha, 0), (&beta, 1)] {
+        let listens = json!({"kind": "rank_listens", "rank": rank, "endpoints": [format!("10.0.0.{rank}:9")]});
+        let up = [
+            (1, &fence, listens),
+            (2, &fence, json!({"kind": "prepared"})),
+            (3, &fence, started(rank, 100 + rank)),
+        ];
+        agent.report(server, &up).await;
+    }
+    alpha.report(server, &[(4, &fence, formed(0)), (5, &fence, steps(0, &[2.0, 1.0]))]).await;
+    ([alpha, beta], job, fence)
+}
+
+#[sqlx::test(migrations = "../migrations")]
+async fn a_rank_that_is_inside_in_the_lane_in_which_it_is_missed_has_a_link_at_fault(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let ([alpha, beta], job, fence) = over_two_nodes(&server).await;
+    let missed = json!({
+        "missing": [1], "by": 0, "lane": 1, "collective": 7, "waited_ms": 60_000, "what": "bucket 2 of 9",
+    });
+    alpha.report(&server, &[(6, &fence, failed("not_entered", Some(1), missed))]).await;
+    reconciled(&server).await;
+    assert_eq!(view(&server, &job).await["failures"], json!([]), "beta may know more");
+    let in_lane_1 = |phase: &str, (entered, left): (i64, i64)| {
+        let mut position = position(1, phase, (41, 41), 100);
+        position["is_stopped"] = json!(false);
+        let lane =
+            json!({"entered": entered, "left": left, "what": "bucket 2 of 9", "entered_ms": 100});
+        position["further_lanes"] = json!([lane]);
+        position
+    };
+    beat(&beta, &server, &fence, vec![in_lane_1("reduce", (7, 6))]).await;
+    reconciled(&server).await;
+    let now = view(&server, &job).await;
+    let verdict = &now["failures"][0];
+    assert_eq!(
+        (&verdict["code"], &verdict["evidence"]["lane"]),
+        (&json!("link_or_device_stall"), &json!(1))
+    );
+    let message = verdict["message"].as_str().unwrap();
+    assert!(message.contains("bucket 2 of 9 (collective 7 of lane 1)"), "{message}");
+    assert_eq!((&now["generation"], &now["state"]), (&json!(2), &json!("active")));
+    // What its record still says of the group that is no more accuses nobody.
+    let next = beta.assignment(&server).await.fence();
+    for fence in [&fence, &next] {
+        beat(&beta, &server, fence, vec![in_lane_1("recovering", (7, 6))]).await;
+        let map = part(&server, &job, "ranks").await;
+        assert_eq!(map["collective"], Value::Null, "{map:#}");
+    }
+}
+
+#[sqlx::test(migrations = "../migrations")]
+async fn lengths_of_time_that_make_no_sense_are_cut_and_harm_nobody(pool: PgPool) {
+    let server = Server::new(pool).await;
+    let (agent, job, fence) = placed(&server).await;
+    for ms in [i64::MIN, -1, i64::MAX] {
+        let mut odd = position(0, "reduce", (i64::MAX, 0), ms);
+        odd["phase_ms"] = json!(ms);
+        odd["pause_left_ms"] = json!(ms);
+        odd["further_lanes"] =
+            json!([{"entered": i64::MAX, "left": i64::MIN, "what": "", "entered_ms": ms}]);
+        beat(&agent, &server, &fence, vec![odd, position(1, "data", (40, 40), 9000)]).await;
+        let map = part(&server, &job, "ranks").await;
+        assert!(0 <= map["ranks"][0]["waited_ms"].as_i64().unwrap(), "{map:#}");
+    }
+}
+
 #[sqlx::test(migrations = "../migrations")]
 async fn a_straggler_is_told_of_once_for_each_collective_from_the_soft_limit_on(pool: PgPool) {
     let server = Server::new(pool).await;
@@ -154,10 +235,22 @@ async fn a_straggler_is_told_of_once_for_each_collective_from_the_soft_limit_on(
     assert!(text.starts_with(begins), "{text}");
     beat(&agent, &server, &fence, late(42, 6100)).await;
     assert_eq!(said(&server, &job).await.len(), 2);
+    // Another lane has a collective of the same number.
+    let mut in_lane_1 = late(41, 6000);
+    for (position, entered) in in_lane_1.iter_mut().zip([42, 41]) {
+        position["further_lanes"] =
+            json!([{"entered": entered, "left": 41, "what": "bucket 4 of 9", "entered_ms": 6200}]);
+        position["collective"]["left"] = position["collective"]["entered"].clone();
+    }
+    for _ in 0..2 {
+        beat(&agent, &server, &fence, in_lane_1.clone()).await;
+    }
+    let lines = said(&server, &job).await;
+    assert!(lines.len() == 3 && lines[2].2.contains("(collective 42 of lane 1)"), "{lines:?}");
     // All have entered: somebody is slow, but nobody is late.
     let slow = [0, 1].map(|rank| position(rank, "reduce", (43, 42), 9000));
     beat(&agent, &server, &fence, slow.to_vec()).await;
-    assert_eq!(said(&server, &job).await.len(), 2);
+    assert_eq!(said(&server, &job).await.len(), 3);
 }
 
 #[sqlx::test(migrations = "../migrations")]

@@ -12,7 +12,8 @@ use lockstep_api::{
 use crate::{Service, is_running, wait_for};
 
 const JOB: &str = "examples/digits/job.toml";
-/// Short, with evaluations and checkpoints in it, weights that are compared at every step, and gradients in two buckets.
+/// Short, with evaluations and checkpoints in it, weights that are compared at every step, and gradients in three buckets:
+/// of two groups the second has one of them.
 const SETTINGS: [&str; 9] = [
     "train.epochs=6",
     "model.hidden=[512, 512]",

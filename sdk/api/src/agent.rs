@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AttemptId, ClockAnchor, DatasetFile, Digest, FailureCode, FileManifest, Generation, Inventory,
-    JobId, JobSpec, LedgerEntry, LogLevel, LogSource, NodeId, Phase, Rank, Step, StepSpans,
+    JobId, JobSpec, Lane, LedgerEntry, LogLevel, LogSource, NodeId, Phase, Rank, Step, StepSpans,
 };
 
 /// Longest park of a poll, seconds.
@@ -256,9 +256,10 @@ impl CollectivePosition {
 
 impl RankPosition {
     /// How far it is in each lane in which it has entered a collective.
-    pub fn lanes(&self) -> impl Iterator<Item = (i32, &CollectivePosition)> {
-        let all = self.collective.iter().chain(&self.further_lanes);
-        (i32::from(self.collective.is_none())..).zip(all).filter(|(_, it)| 0 < it.entered)
+    pub fn lanes(&self) -> impl Iterator<Item = (Lane, &CollectivePosition)> {
+        let further = (1..).map(Lane).zip(&self.further_lanes);
+        let all = self.collective.iter().map(|it| (Lane(0), it)).chain(further);
+        all.filter(|(_, it)| 0 < it.entered)
     }
 }
 

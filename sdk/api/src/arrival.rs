@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use crate::{AttemptId, AttemptState, Generation, NodeId, Phase, Rank, Step};
+use crate::{AttemptId, AttemptState, Generation, Lane, NodeId, Phase, Rank, Step};
 
 /// The arrival map of a job's newest attempt, from the newest heartbeat of each node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -24,13 +24,13 @@ pub struct ArrivalMap {
     pub at: DateTime<Utc>,
 }
 
-/// A collective that at least one rank is in: of several, the one that was entered first.
+/// A collective that at least one rank is in. Of those of several lanes, one in which somebody is missing; else the one that was
+/// entered first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct CollectiveUnderWay {
-    /// Which of the groups that the ranks form, each of which counts for itself: 0, or more with `ddp.groups` above 1 and with
-    /// joint batch norms.
+    /// Of which group of the ranks: 0, or more with `ddp.groups` above 1 and with joint batch norms.
     #[serde(default)]
-    pub lane: i32,
+    pub lane: Lane,
     /// Its number since the group formed, the same on all ranks.
     pub sequence: i64,
     /// What it is, for people: `bucket 3 of 9`.

@@ -81,6 +81,8 @@ numbers! {
     Generation(i64);
     /// One process in a process group, `0..world_size`.
     Rank(i32);
+    /// One of the groups that the same ranks form, counted from 0; each numbers its collectives for itself.
+    Lane(i32);
     /// One optimizer step, counted from 0. As a count ("steps done") it is the next step to do.
     Step(i64);
 }

@@ -36,7 +36,7 @@ pub struct JobSummary {
     pub priority: Priority,
     /// World size asked for, or between which sizes it may change.
     pub ranks: RankCount,
-    /// How many ranks train at present; absent while no attempt is at work.
+    /// Ranks of the present group; absent while no attempt is at work.
     #[serde(default)]
     pub world_size: Option<u32>,
     /// Optimizer steps done, of the newest attempt.

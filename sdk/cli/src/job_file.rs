@@ -197,9 +197,12 @@ fn set(root: &mut Value, field: &str, setting: Value) -> anyhow::Result<()> {
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
                 let here = here.trim_start_matches('.');
-                return Err(usage(&format!(
-                    "--set {field}: {here} is {place} and has no fields; a table takes its place: --set '{here}={{ … }}'"
-                )));
+                // The one field that may be a table as well.
+                let hint = match here {
+                    "gang.ranks" => ": --set 'gang.ranks={ min = 1, max = 4 }' takes its place",
+                    _ => "",
+                };
+                return Err(usage(&format!("--set {field}: {here} has no fields{hint}")));
             }
         };
     }

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use lockstep_api::{Arrival, Phase, Rank, Step};
+use lockstep_api::{Arrival, Lane, Phase, Rank, Step};
 
 /// What was last heard of a rank. Times are the server's.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,16 +35,16 @@ pub struct Seen {
 
 impl Seen {
     /// The last collective that it entered in a lane.
-    pub fn entered_in(&self, lane: i32) -> Option<&Entered> {
+    pub fn entered_in(&self, lane: Lane) -> Option<&Entered> {
         self.entered.iter().find(|it| it.lane == lane)
     }
 }
 
-/// The last collective that a rank entered in a lane: of one of the groups that the ranks form.
+/// The last collective that a rank entered in a lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entered {
     /// Which lane.
-    pub lane: i32,
+    pub lane: Lane,
     /// Its number, the same on all ranks.
     pub sequence: i64,
     /// The last one that the rank left.
@@ -65,8 +65,8 @@ impl Entered {
 /// The collective under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnderWay {
-    /// Of which group.
-    pub lane: i32,
+    /// Of which lane.
+    pub lane: Lane,
     /// Its number.
     pub sequence: i64,
     /// What it is.
@@ -83,13 +83,17 @@ pub fn heard_at(ranks: &[Seen], now: DateTime<Utc>) -> DateTime<Utc> {
     ranks.iter().filter_map(|rank| rank.seen_at).max().map_or(now, |at| at.min(now))
 }
 
-/// The furthest collective of a lane that some rank is in; of several lanes, the one that was entered first.
+/// The furthest collective of a lane that some rank is in. Of several lanes, one in which somebody is missing before one that all have
+/// entered, and then the one that was entered first.
 pub fn under_way(ranks: &[Seen]) -> Option<UnderWay> {
-    let lanes: BTreeSet<i32> = ranks.iter().flat_map(|it| &it.entered).map(|it| it.lane).collect();
-    lanes.into_iter().filter_map(|lane| under_way_in(lane, ranks)).min_by_key(|it| it.since)
+    let lanes: BTreeSet<Lane> = ranks.iter().flat_map(|it| &it.entered).map(|it| it.lane).collect();
+    let all = lanes.into_iter().filter_map(|lane| under_way_in(lane, ranks));
+    let all_are_there =
+        |it: &UnderWay| ranks.iter().all(|rank| standing(rank, Some(it)) != Arrival::Missing);
+    all.min_by_key(|it| (all_are_there(it), it.since))
 }
 
-fn under_way_in(lane: i32, ranks: &[Seen]) -> Option<UnderWay> {
+fn under_way_in(lane: Lane, ranks: &[Seen]) -> Option<UnderWay> {
     let inside = || {
         let entered = ranks.iter().filter(|rank| !rank.has_ended);
         entered.filter_map(|it| it.entered_in(lane)).filter(|it| it.is_inside())
@@ -128,7 +132,7 @@ pub fn stragglers(
     now: DateTime<Utc>,
 ) -> Option<(UnderWay, Vec<&Seen>)> {
     let as_of = heard_at(ranks, now);
-    let under_way = under_way(ranks).filter(|it| it.since + soft <= as_of)?;
+    let under_way = under_way(ranks).filter(|it| soft <= as_of - it.since)?;
     let is_missing = |rank: &&Seen| standing(rank, Some(&under_way)) == Arrival::Missing;
     let missing: Vec<&Seen> = ranks.iter().filter(is_missing).collect();
     (!missing.is_empty()).then_some((under_way, missing))
@@ -157,7 +161,8 @@ fn sentence_as_of(ranks: &[Seen], now: DateTime<Utc>) -> String {
     };
     let (missing, entered, unknown) =
         (of(Arrival::Missing), of(Arrival::Entered), of(Arrival::Unknown));
-    let place = place(&under_way);
+    let UnderWay { lane, sequence, ref what, .. } = under_way;
+    let place = format!("{what} ({})", numbered(lane, sequence));
     let waited = seconds(now - under_way.since);
     let wait = if entered.len() == 1 { "waits" } else { "wait" };
     let mut parts: Vec<String> =
@@ -175,10 +180,12 @@ fn sentence_as_of(ranks: &[Seen], now: DateTime<Utc>) -> String {
     parts.join("; ")
 }
 
-/// `bucket 3 of 9 (collective 41)`, `bucket 3 of 9 (collective 41 of lane 1)`
-fn place(UnderWay { lane, sequence, what, .. }: &UnderWay) -> String {
-    let of_lane = if *lane == 0 { String::new() } else { format!(" of lane {lane}") };
-    format!("{what} (collective {sequence}{of_lane})")
+/// `collective 41`, `collective 41 of lane 1`
+pub(crate) fn numbered(lane: Lane, sequence: i64) -> String {
+    match lane {
+        Lane(0) => format!("collective {sequence}"),
+        lane => format!("collective {sequence} of lane {lane}"),
+    }
 }
 
 fn missing_rank(rank: &Seen, place: &str, waited: &str, now: DateTime<Utc>) -> String {
@@ -226,6 +233,7 @@ mod tests {
     }
 
     fn in_lane(lane: i32, sequence: i64, left: i64, entered: i64) -> Entered {
+        let lane = Lane(lane);
         let what = format!("bucket {sequence} of 50");
         Entered { lane, sequence, left, what, at: at(entered) }
     }
@@ -307,21 +315,31 @@ mod tests {
     }
 
     #[test]
-    fn of_several_lanes_the_one_that_was_entered_first_is_under_way() {
+    fn of_several_lanes_the_one_is_under_way_in_which_somebody_is_missing_or_that_was_entered_first()
+     {
         let mut ranks = [seen(0, 41, 40, 9_000), seen(1, 41, 40, 9_100)];
         ranks[0].entered.push(in_lane(1, 7, 6, 6_000));
         ranks[1].entered.push(in_lane(1, 6, 6, 5_900));
         let found = under_way(&ranks).unwrap();
-        assert_eq!((found.lane, found.sequence, found.since), (1, 7, at(6_000)));
+        assert_eq!((found.lane, found.sequence, found.since), (Lane(1), 7, at(6_000)));
         let standings = ranks.each_ref().map(|rank| standing(rank, Some(&found)));
         assert_eq!(standings, [Arrival::Entered, Arrival::Missing]);
         let told = sentence(&ranks, at(10_000));
         let begins =
             "rank 1 on node b has not entered bucket 7 of 50 (collective 7 of lane 1) for 4.0 s";
         assert!(told.starts_with(begins), "{told}");
+        // All have entered the older one: it hides nobody who is missing elsewhere.
+        let lane = |ranks: &[Seen]| under_way(ranks).map(|it| (it.lane, it.sequence));
+        for rank in &mut ranks {
+            rank.entered[0] = in_lane(0, 41, 40, 5_000);
+        }
+        assert_eq!(lane(&ranks), Some((Lane(1), 7)));
+        assert_eq!(stragglers(&ranks, TimeDelta::seconds(4), at(10_000)).unwrap().1.len(), 1);
+        ranks[1].entered[1] = in_lane(1, 7, 6, 6_100);
+        assert_eq!(lane(&ranks), Some((Lane(0), 41)), "then the one that was entered first");
         // What is over in one lane says nothing of the other.
-        ranks[1].entered[1] = in_lane(1, 7, 7, 6_100);
-        assert_eq!(under_way(&ranks).map(|it| (it.lane, it.sequence)), Some((0, 41)));
+        ranks[1].entered[0] = in_lane(0, 41, 41, 5_000);
+        assert_eq!(lane(&ranks), Some((Lane(1), 7)));
     }
 
     #[test]

@@ -13,7 +13,9 @@
 
 use std::collections::BTreeSet;
 
-use lockstep_api::{FailureCode, FailureReport, NodeId, Rank, RankExit};
+use lockstep_api::{FailureCode, FailureReport, Lane, NodeId, Rank, RankExit};
+
+use crate::arrival::numbered;
 
 /// Exit status of a panic in Rust.
 const PANIC_STATUS: i32 = 101;
@@ -176,7 +178,7 @@ fn numbers(ranks: &[(Rank, &str)]) -> Vec<i32> {
 /// The failure of links that carry nothing, by their ends (with the names of their nodes), of which `complaint` was one sign.
 pub fn of_stall(
     ends: &[(Rank, &str)],
-    collective: i64,
+    (lane, collective): (Lane, i64),
     complaint: &FailureReport,
 ) -> FailureReport {
     let (named, ranks) = (named(ends), numbers(ends));
@@ -188,11 +190,12 @@ pub fn of_stall(
         step: complaint.step,
         phase: complaint.phase,
         message: format!(
-            "{} have entered {} (collective {collective}) and hear nothing of each other: the link between them or one of their devices stands still",
+            "{} have entered {} ({}) and hear nothing of each other: the link between them or one of their devices stands still",
             named.join(" and "),
             what.unwrap_or("the same collective"),
+            numbered(lane, collective),
         ),
-        evidence: serde_json::json!({ "between": ranks, "collective": collective, "what": what }),
+        evidence: serde_json::json!({ "between": ranks, "lane": lane, "collective": collective, "what": what }),
     }
 }
 
@@ -203,7 +206,7 @@ pub fn of_stopped(stopped: &[(Rank, &str)], complaint: &FailureReport) -> Failur
         code: FailureCode::NotEntered,
         rank: stopped.first().map(|(rank, _)| *rank),
         message: format!("stopped: {}; so {}", named(stopped).join(", "), complaint.message),
-        evidence: serde_json::json!({ "missing": ranks }),
+        evidence: serde_json::json!({ "missing": ranks, "lane": complaint.evidence.get("lane") }),
         ..complaint.clone()
     }
 }

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use lockstep_api::{
-    Arrival, ArrivalMap, AttemptId, CollectiveUnderWay, JobEventKind, LogLevel, LogSource,
+    Arrival, ArrivalMap, AttemptId, CollectiveUnderWay, JobEventKind, Lane, LogLevel, LogSource,
     RankArrival, ReportedLine, RunningAttempt,
 };
 use lockstep_core::arrival::{Seen, UnderWay, heard_at, sentence, standing, stragglers, under_way};
@@ -55,7 +55,7 @@ fn rank(heard: Heard, collective: Option<&UnderWay>, now: DateTime<Utc>) -> Rank
         has_ended: _,
     } = seen;
     let is_over = standing == Arrival::Ended;
-    let lane = collective.map_or(0, |it| it.lane);
+    let lane = collective.map_or(Lane(0), |it| it.lane);
     let entered = entered.into_iter().find(|it| it.lane == lane);
     let inside = entered.as_ref().filter(|it| !is_over && it.is_inside());
     let pause_left =
@@ -108,7 +108,9 @@ pub(crate) async fn tell_of_stragglers(app: &App, attempt: AttemptId) -> Result<
     let Some((collective, missing)) = stragglers(&seen, soft, now) else { return Ok(()) };
     // Lines of a log are numbered under the job's lock.
     lifecycle::lock(&mut tx, &[job_id]).await?;
-    if store::claim_warning(&mut tx, attempt_id, collective.sequence).await? == Claim::Told {
+    if store::claim_warning(&mut tx, attempt_id, (collective.lane, collective.sequence)).await?
+        == Claim::Told
+    {
         return Ok(());
     }
     let line = ReportedLine {

@@ -130,7 +130,7 @@ fn summary(job: store::Job, newest: Option<&Newest>, loss: Option<f64>) -> JobSu
         ended_because,
         priority: spec.0.priority,
         ranks: spec.0.gang.ranks,
-        world_size: newest.and_then(|it| it.world_size).map(i32::unsigned_abs),
+        world_size: newest.and_then(|it| it.world_size),
         steps_done: newest.map_or_else(Step::default, |it| it.steps_done),
         steps_total: Some(Step(steps_total)),
         loss,

@@ -35,7 +35,7 @@ const STALL_TARGET: f64 = 5.0;
 /// A step takes some tenths of a second in a release build.
 const DEADLINE_OF_A_STEP: Duration = Duration::from_secs(5);
 
-/// Measures so many checkpoints, of which the first takes memory that is new.
+/// Measures so many checkpoints.
 pub(crate) async fn checkpoint(runs: u32, json: bool) -> anyhow::Result<()> {
     let service = Service::start(2).await?;
     let data = service.folder().join("text");
@@ -58,7 +58,10 @@ pub(crate) async fn checkpoint(runs: u32, json: bool) -> anyhow::Result<()> {
     })
     .await?;
     ensure!(job.summary.state == JobState::Succeeded, "{:#?}", job.failures);
+    let total = steps;
     let steps = timeline(&service, id).await?;
+    let is_whole = steps.iter().map(|it| it.step.0).eq(0..i64::from(total));
+    ensure!(is_whole, "the timeline of {total} steps has {} of them", steps.len());
     let rows = rows(&steps)?;
     let bytes = job.checkpoints.first().context("there are checkpoints")?.size_bytes;
     let mib = bytes as f64 / f64::from(1 << 20);

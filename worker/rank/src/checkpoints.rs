@@ -68,18 +68,15 @@ impl Checkpoints {
         if self.begun.replace(step) == Some(step) {
             return Ok(());
         }
-        let snapshot = match self.spare.take() {
-            Some(mut snapshot) => {
-                snapshot.retake(source);
-                snapshot
-            }
-            None => Box::new(Snapshot::new(source)),
-        };
+        let spare = self.spare.take();
+        let mut snapshot =
+            spare.unwrap_or_else(|| Box::new(Snapshot::empty(source.model, source.meta.clone())));
+        snapshot.take(source);
         let (generation, rank) = self.began_as;
         let name = format!("step-{:08}-generation-{generation}-rank-{rank}.safetensors", step.0);
         let path = self.dir.join(name);
         let link = self.link.clone();
-        self.work(move || {
+        self.start(move || {
             let outcome = write(&path, &snapshot, &link);
             Written { snapshot, outcome }
         })
@@ -88,16 +85,16 @@ impl Checkpoints {
     /// Makes the memory of the first snapshot, unless there is one: no step should wait for pages that are new.
     fn prepare(
         &mut self,
-        blank: impl FnOnce() -> Snapshot + Send + 'static,
+        roomy: impl FnOnce() -> Snapshot + Send + 'static,
     ) -> Result<(), Failure> {
         if self.writing.is_some() || self.spare.is_some() {
             return Ok(());
         }
-        self.work(|| Written { snapshot: Box::new(blank()), outcome: Ok(()) })
+        self.start(|| Written { snapshot: Box::new(roomy()), outcome: Ok(()) })
     }
 
-    /// Off the step path.
-    fn work(&mut self, work: impl FnOnce() -> Written + Send + 'static) -> Result<(), Failure> {
+    /// Begins work off the step path, of which there is one at a time.
+    fn start(&mut self, work: impl FnOnce() -> Written + Send + 'static) -> Result<(), Failure> {
         let (done, writing) = channel();
         thread::Builder::new()
             .name("checkpoint".to_owned())
@@ -143,8 +140,8 @@ impl Trainer {
         if !self.is_reporter() {
             return Ok(());
         }
-        let blank = Snapshot::blank(&self.ready, self.checkpoint_meta());
-        self.checkpoints.prepare(blank)
+        let roomy = Snapshot::roomy(&self.ready, self.checkpoint_meta());
+        self.checkpoints.prepare(roomy)
     }
 
     /// Begins a checkpoint of the state between two steps.
@@ -244,9 +241,10 @@ mod tests {
         let dir: Utf8PathBuf = folder.path().to_path_buf().try_into().unwrap();
         let mut checkpoints = Checkpoints::new(dir, (Generation(1), Rank(0)), link);
         let state = OptimizerState { step: 0, moments: vec![] };
-        let blank = Snapshot::new(source(&model, &[0.0; 6], &state, 0));
-        let made = blank.weights.as_ptr();
-        checkpoints.prepare(|| blank).unwrap();
+        let mut roomy = Snapshot::empty(&model, source(&model, &[], &state, 0).meta);
+        roomy.weights = vec![1.0; 6];
+        let made = roomy.weights.as_ptr();
+        checkpoints.prepare(|| roomy).unwrap();
         checkpoints.finish().unwrap();
         checkpoints.prepare(|| panic!("there is some")).unwrap();
         checkpoints.begin(source(&model, &[3.0; 6], &state, 4)).unwrap();

@@ -46,11 +46,24 @@ pub(crate) struct Source<'a> {
 }
 
 impl Snapshot {
-    /// Of a state as large as this one: memory that has been written to once.
-    pub(crate) fn blank(ready: &Ready, meta: Meta) -> impl FnOnce() -> Self + Send + use<> {
+    /// Of nothing yet.
+    pub(crate) fn empty(model: &Model, meta: Meta) -> Self {
+        Self {
+            layout: model.layout().clone(),
+            weights: Vec::new(),
+            buffer_layout: model.buffers().clone(),
+            buffers: Vec::new(),
+            average: None,
+            hook: None,
+            optimizer: OptimizerState { step: 0, moments: Vec::new() },
+            meta,
+        }
+    }
+
+    /// Of nothing yet, with memory that has been written to for a state as large as this one; made by whoever calls what this returns.
+    pub(crate) fn roomy(ready: &Ready, meta: Meta) -> impl FnOnce() -> Self + Send + use<> {
         let Ready { engine, average, optimizer_state, shard, .. } = ready;
-        let (layout, buffer_layout) =
-            (engine.model.layout().clone(), engine.model.buffers().clone());
+        let empty = Self::empty(&engine.model, meta);
         let (weights, buffers) = (engine.weights.len(), engine.buffers.len());
         let average = average.as_ref().map(|(_, average)| average.len());
         // What is gathered for a checkpoint brings its own memory.
@@ -59,37 +72,19 @@ impl Snapshot {
         // Zeros would be pages that are not there before somebody writes to them.
         let written = |len| vec![1.0_f32; len];
         move || Self {
-            layout,
             weights: written(weights),
-            buffer_layout,
             buffers: written(buffers),
             average: average.map(written),
-            hook: None,
             optimizer: OptimizerState {
                 step: 0,
                 moments: moments.into_iter().map(|(name, len)| (name, written(len))).collect(),
             },
-            meta,
+            ..empty
         }
     }
 
-    /// A first copy, in memory of its own.
-    pub(crate) fn new(source: Source<'_>) -> Self {
-        let Source { model, weights, buffers, average, hook, optimizer, meta } = source;
-        Self {
-            layout: model.layout().clone(),
-            weights: weights.to_vec(),
-            buffer_layout: model.buffers().clone(),
-            buffers: buffers.to_vec(),
-            average: average.map(<[f32]>::to_vec),
-            hook,
-            optimizer: optimizer.into_owned(),
-            meta,
-        }
-    }
-
-    /// Takes a later state of the same run, in the same memory.
-    pub(crate) fn retake(&mut self, source: Source<'_>) {
+    /// Takes a state of the same run, in the memory of the one before.
+    pub(crate) fn take(&mut self, source: Source<'_>) {
         let Source { model: _, weights, buffers, average, hook, optimizer, meta } = source;
         copy(&mut self.weights, weights);
         copy(&mut self.buffers, buffers);
@@ -100,10 +95,14 @@ impl Snapshot {
         match optimizer {
             Cow::Owned(optimizer) => self.optimizer = optimizer,
             Cow::Borrowed(optimizer) => {
-                self.optimizer.step = optimizer.step;
-                // An optimizer keeps the same moments from its first step to its last.
-                let moments = self.optimizer.moments.iter_mut().zip(&optimizer.moments);
-                moments.for_each(|((_, to), (_, values))| copy(to, values));
+                let own = &mut self.optimizer;
+                own.step = optimizer.step;
+                own.moments.resize_with(optimizer.moments.len(), Default::default);
+                for ((name, to), (named, values)) in own.moments.iter_mut().zip(&optimizer.moments)
+                {
+                    name.clone_from(named);
+                    copy(to, values);
+                }
             }
         }
         self.hook = hook;
@@ -174,14 +173,19 @@ pub(crate) mod tests {
             step,
             moments: vec![("m".to_owned(), vec![value; 6]), ("v".to_owned(), vec![-value; 6])],
         };
-        let mut snapshot = Snapshot::new(source(&model, &[1.0; 6], &state(1, 1.0), 1));
+        let mut snapshot = Snapshot::empty(&model, source(&model, &[], &state(0, 0.0), 0).meta);
+        snapshot.take(source(&model, &[1.0; 6], &state(1, 1.0), 1));
+        assert_eq!(
+            (snapshot.weights.as_slice(), &snapshot.optimizer),
+            (&[1.0; 6][..], &state(1, 1.0))
+        );
         let places = |it: &Snapshot| {
             let average = it.average.as_ref().map(Vec::as_ptr);
             let moments: Vec<_> = it.optimizer.moments.iter().map(|(_, m)| m.as_ptr()).collect();
             (it.weights.as_ptr(), average, moments)
         };
         let before = places(&snapshot);
-        snapshot.retake(source(&model, &[2.0; 6], &state(2, 3.0), 2));
+        snapshot.take(source(&model, &[2.0; 6], &state(2, 3.0), 2));
         assert_eq!(places(&snapshot), before, "nothing was allocated");
         assert_eq!(
             (snapshot.weights.as_slice(), &snapshot.optimizer),
@@ -191,5 +195,9 @@ pub(crate) mod tests {
             (snapshot.average.as_deref(), snapshot.meta.step),
             (Some(&[2.0; 6][..]), Step(2))
         );
+        // What the memory was of is no part of what is taken.
+        let bare = OptimizerState { step: 3, moments: vec![("m".to_owned(), vec![5.0; 6])] };
+        snapshot.take(Source { average: None, ..source(&model, &[4.0; 6], &bare, 3) });
+        assert_eq!((&snapshot.optimizer, snapshot.average), (&bare, None));
     }
 }

@@ -6,8 +6,8 @@
 //! # What is counted
 //!
 //! Collectives of each group of the same ranks, its *lane*, from 1 since it formed. All ranks start the same ones in the
-//! same order, so a number means the same collective everywhere. A rank has *entered* one when its communication
-//! thread says to the others that it is there, it has *met* them once all ranks of its node are there, and has *left*
+//! same order, so a number means the same collective everywhere. A rank has *entered* one when it
+//! says to the others that it is there, it has *met* them once all ranks of its node are there, and has *left*
 //! it when the result is in. Between entering and leaving it waits for others or works with them. Behind the header
 //! lies, for each lane, a ring of the last [`RING_ENTRIES`] of them.
 
@@ -34,7 +34,7 @@ use crate::{Mapping, PAGE_BYTES, entry::FlightOp};
 const MAGIC: u64 = u64::from_be_bytes(*b"LKSFLREC");
 const VERSION: u32 = 3;
 /// Collectives that are remembered of each lane. A power of two.
-pub const RING_ENTRIES: usize = 512;
+pub const RING_ENTRIES: usize = 128;
 /// Groups of the same ranks that a record has room for; of further ones nothing is written.
 pub const LANES: usize = 16;
 
@@ -169,6 +169,14 @@ impl FlightRecord {
     /// Collective number `sequence` of `lane` is over.
     pub fn leave(&self, lane: usize, sequence: u64) {
         self.pass(lane, sequence, of_lane::LEFT, of_entry::LEFT);
+    }
+
+    /// The groups of these ranks are no more: nothing of theirs should be taken for the next ones'.
+    pub fn forget_lanes(&self) {
+        for word in (at::LANES..at::END).step_by(8) {
+            self.map.u64_at(word).store(0, Ordering::Release);
+        }
+        self.touch();
     }
 
     /// Says until when others need not miss this rank: the node's monotonic clock; 0 when they may again.

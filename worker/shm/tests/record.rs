@@ -137,6 +137,11 @@ fn every_lane_has_numbers_and_a_past_of_its_own_and_one_too_many_is_left_out() {
         assert_eq!(numbers, (1..=entered).collect::<Vec<_>>());
     }
     assert_eq!(reader.tail(LANES, 3).unwrap(), []);
+    record.set_step(7);
+    record.forget_lanes();
+    let position = reader.read().unwrap();
+    assert_eq!((position.lanes, position.step), ([FlightLane::default(); LANES], 7));
+    assert_eq!(reader.tail(2, 3).unwrap(), []);
 }
 
 #[test]

@@ -62,13 +62,13 @@ impl fmt::Display for RankCount {
 /// Not derived: what is wrong in a table should be told by its own name, not as "no variant fits".
 impl<'de> Deserialize<'de> for RankCount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Either)
+        deserializer.deserialize_any(RankCountVisitor)
     }
 }
 
-struct Either;
+struct RankCountVisitor;
 
-impl<'de> Visitor<'de> for Either {
+impl<'de> Visitor<'de> for RankCountVisitor {
     type Value = RankCount;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

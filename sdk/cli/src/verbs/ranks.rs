@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockstep_api::{ArrivalMap, AttemptState, JobId, RankArrival};
+use lockstep_api::{ArrivalMap, AttemptState, JobId, Lane, RankArrival};
 use lockstep_client::Client;
 
 use crate::args::{Global, RanksArgs};
@@ -60,6 +60,7 @@ fn describe(map: &ArrivalMap) -> String {
         "STATE",
         "HEARD",
     ]);
+    let lane = map.collective.as_ref().map(|it| it.lane);
     for rank in &map.ranks {
         rows.add_row([
             rank.rank.to_string(),
@@ -68,7 +69,7 @@ fn describe(map: &ArrivalMap) -> String {
             or_dash(rank.phase),
             or_dash(rank.step),
             or_dash(rank.phase_ms.map(seconds)),
-            collective(rank),
+            collective(rank, lane),
             or_dash(rank.waited_ms.map(seconds)),
             state(rank),
             rank.seen_ms.map_or_else(|| "never".to_owned(), |ms| format!("{} ago", seconds(ms))),
@@ -79,9 +80,12 @@ fn describe(map: &ArrivalMap) -> String {
     format!("{}\n{state}{}", rows.trim_fmt(), map.summary)
 }
 
-fn collective(rank: &RankArrival) -> String {
+/// `41 bucket 3 of 9`, `41 of lane 1 bucket 3 of 9`
+fn collective(rank: &RankArrival, lane: Option<Lane>) -> String {
+    let lane = lane.filter(|lane| *lane != Lane(0));
+    let lane = lane.map_or_else(String::new, |lane| format!(" of lane {lane}"));
     match (rank.entered, &rank.what) {
-        (Some(entered), Some(what)) => format!("{entered} {what}"),
+        (Some(entered), Some(what)) => format!("{entered}{lane} {what}"),
         _ => "-".to_owned(),
     }
 }
@@ -124,7 +128,7 @@ mod tests {
             "ranks": [rank(0, "missing"), rank(1, "entered")],
             "summary": "rank 0 is late", "at": "2026-01-01T00:00:00Z"
         });
-        let text = describe(&serde_json::from_value(map).unwrap());
+        let text = describe(&serde_json::from_value(map.clone()).unwrap());
         let lines: Vec<&str> = text.lines().map(str::trim).collect();
         assert!(lines[0].starts_with("RANK") && lines[0].ends_with("HEARD"), "{text}");
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -134,5 +138,9 @@ mod tests {
         );
         assert_eq!(words(lines[2]), "1 beta 71 data 12 5.1s 41 bucket 3 of 9 - entered 0.3s ago");
         assert_eq!(lines[3], "attempt running: rank 0 is late");
+        let mut map = map;
+        map["collective"]["lane"] = json!(1);
+        let text = describe(&serde_json::from_value(map).unwrap());
+        assert!(text.contains(" 41 of lane 1 bucket 3 of 9 "), "{text}");
     }
 }

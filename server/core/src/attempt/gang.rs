@@ -61,7 +61,7 @@ pub struct Member {
     pub first_generation: Generation,
     /// When its node was last heard.
     pub node_seen_at: DateTime<Utc>,
-    /// What was last heard of it under the present generation.
+    /// What was last heard of it. Of a former group it knows no collective.
     pub news: Option<News>,
 }
 

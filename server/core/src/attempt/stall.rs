@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{FailureCode, FailureReport, Rank, Transport};
+use lockstep_api::{FailureCode, FailureReport, Lane, Rank, Transport};
 
 use super::gang::{Gang, Suspect};
 use crate::verdict::{self, Failure};
@@ -20,7 +20,7 @@ pub struct News {
     /// Whether its process is stopped.
     pub is_stopped: bool,
     /// The collective that it is in, by lane; none where it is in none.
-    pub inside: BTreeMap<i64, i64>,
+    pub inside: BTreeMap<Lane, i64>,
 }
 
 /// What a rank says that waits in vain.
@@ -28,8 +28,7 @@ struct Complaint<'a> {
     by: Rank,
     missing: BTreeSet<Rank>,
     collective: i64,
-    /// Of the groups of these ranks: each counts its collectives for itself.
-    lane: i64,
+    lane: Lane,
     waited_ms: i64,
     report: &'a FailureReport,
 }
@@ -45,7 +44,7 @@ impl<'a> Complaint<'a> {
             by: Rank(i32::try_from(number("by")?).ok()?),
             missing: report.missing_ranks().collect(),
             collective: number("collective")?,
-            lane: number("lane")?,
+            lane: Lane(i32::try_from(number("lane")?).ok()?),
             waited_ms: number("waited_ms")?,
             report,
         })
@@ -145,7 +144,8 @@ impl Gang {
     }
 
     fn stall(&self, complaint: &Complaint<'_>, ends: &BTreeSet<Rank>) -> Failure {
-        let report = verdict::of_stall(&self.named(ends), complaint.collective, complaint.report);
+        let place = (complaint.lane, complaint.collective);
+        let report = verdict::of_stall(&self.named(ends), place, complaint.report);
         Failure { report, node: None }
     }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use lockstep_api::{
-    AttemptOutcome, Blame, FailureCode, FailureReport, Generation, NodeId, Phase, Rank, RankCount,
-    RankExit, RankRange, Step, Transport,
+    AttemptOutcome, Blame, FailureCode, FailureReport, Generation, Lane, NodeId, Phase, Rank,
+    RankCount, RankExit, RankRange, Step, Transport,
 };
 use lockstep_core::{
     Attempt, Effect, Event, Gang, LeaseTerms, Member, NodeLoss, Place, Readiness, Stage, Standing,

@@ -101,6 +101,19 @@ fn a_link_stall_is_told_with_its_ends_and_the_collective() {
 }
 
 #[test]
+fn a_stall_in_another_lane_says_so() {
+    let ends = [complaint(1, 0, &[1]), complaint(2, 1, &[0])];
+    let (_, effects) = go(at_work(&[1, 2]), &ends.map(|end| (100, with(end, "lane", 2))));
+    let verdict = effects.iter().find_map(|effect| match effect {
+        Effect::File { failure, standing: Standing::Verdict, .. } => Some(&failure.report),
+        _ => None,
+    });
+    let verdict = verdict.unwrap();
+    assert!(verdict.message.contains("(collective 41 of lane 2)"), "{}", verdict.message);
+    assert_eq!(verdict.evidence["lane"], 2);
+}
+
+#[test]
 fn whoever_closed_the_connection_because_it_had_waited_in_vain_is_not_gone() {
     let closed = complaint_of(FailureCode::PeerGone, 1, (0, 41), &[2]);
     let (_, effects) = go(at_work(&[1, 1, 2]), &[(1, complaint(2, 2, &[0])), (2, closed)]);
@@ -142,7 +155,7 @@ fn complaints_that_are_not_of_each_other_name_who_is_missing() {
 #[test]
 fn a_rank_that_is_inside_by_fresh_news_and_runs_has_a_link_that_is_at_fault() {
     let inside_in = |lane, collective, ms| {
-        let inside = BTreeMap::from([(lane, collective)]);
+        let inside = BTreeMap::from([(Lane(lane), collective)]);
         Some(News { seen_at: at(ms), is_stopped: false, inside })
     };
     let inside = |collective, ms| inside_in(0, collective, ms);
@@ -185,7 +198,8 @@ fn ranks_of_one_node_that_speak_over_tcp_have_links_and_one_of_them_keeps_the_st
     let mut attempt = at_work(&[1, 1]);
     attempt.gang.transport = Transport::Tcp;
     let (mut seen, _) = go(attempt.clone(), &[(100, complaint(1, 0, &[1]))]);
-    let news = News { seen_at: at(100), is_stopped: false, inside: BTreeMap::from([(0, 41)]) };
+    let news =
+        News { seen_at: at(100), is_stopped: false, inside: BTreeMap::from([(Lane(0), 41)]) };
     seen.gang.members.get_mut(&Rank(1)).unwrap().news = Some(news);
     let (_, effects) = go(seen, &[(101, Event::Tick)]);
     assert_eq!(verdicts(&effects), [(FailureCode::LinkOrDeviceStall, json!([0, 1]))]);
@@ -214,7 +228,8 @@ fn a_link_that_carries_nothing_is_the_doing_of_the_nodes_at_both_ends() {
 fn a_rank_whose_process_is_stopped_by_fresh_news_is_named_at_once() {
     let (mut attempt, _) = go(at_work(&[1, 2]), &[(100, complaint(1, 0, &[1]))]);
     for (ms, is_due) in [(99, false), (100, true)] {
-        let news = News { seen_at: at(ms), is_stopped: true, inside: BTreeMap::from([(0, 41)]) };
+        let news =
+            News { seen_at: at(ms), is_stopped: true, inside: BTreeMap::from([(Lane(0), 41)]) };
         attempt.gang.members.get_mut(&Rank(1)).unwrap().news = Some(news);
         let (_, effects) = go(attempt.clone(), &[(101, Event::Tick)]);
         assert_eq!(effects.first() == Some(&Effect::PromoteSuspect), is_due);
@@ -230,8 +245,9 @@ fn a_rank_whose_process_is_stopped_by_fresh_news_is_named_at_once() {
 #[test]
 fn whoever_is_stopped_is_named_in_the_place_of_those_that_wait_for_it() {
     let (mut attempt, _) = go(at_work(&[1, 2, 3]), &[(100, complaint(1, 0, &[2]))]);
-    let news =
-        |is_stopped| Some(News { seen_at: at(100), is_stopped, inside: BTreeMap::from([(0, 41)]) });
+    let news = |is_stopped| {
+        Some(News { seen_at: at(100), is_stopped, inside: BTreeMap::from([(Lane(0), 41)]) })
+    };
     for (rank, is_stopped) in [(1, true), (2, false)] {
         attempt.gang.members.get_mut(&Rank(rank)).unwrap().news = news(is_stopped);
     }

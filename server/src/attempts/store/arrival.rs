@@ -2,8 +2,8 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use lockstep_api::{
-    AttemptId, AttemptState, CollectivePosition, Generation, JobId, NodeId, Phase, ProjectId, Rank,
-    RankPosition, Step,
+    AttemptId, AttemptState, CollectivePosition, Generation, JobId, Lane, NodeId, Phase, ProjectId,
+    Rank, RankPosition, Step,
 };
 use lockstep_core::arrival::{Entered, Seen};
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,8 @@ use crate::progress::text::storable;
 
 /// Longest name of a collective, bytes.
 const WHAT_BYTES: usize = 100;
+/// Longest time that an agent may say something has lasted or will.
+const LONGEST: TimeDelta = TimeDelta::days(365);
 /// More lanes of one rank than a flight record has.
 const MAX_FURTHER_LANES: usize = 32;
 
@@ -26,12 +28,8 @@ pub(crate) async fn record_arrivals(
     positions: &[RankPosition],
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
-    let before = |millis: Option<i64>| {
-        millis.and_then(TimeDelta::try_milliseconds).and_then(|it| now.checked_sub_signed(it))
-    };
-    let after = |millis: Option<i64>| {
-        millis.and_then(TimeDelta::try_milliseconds).and_then(|it| now.checked_add_signed(it))
-    };
+    let before = |millis: Option<i64>| millis.map(|millis| now - length(millis));
+    let after = |millis: Option<i64>| millis.map(|millis| now + length(millis));
     let collectives = || positions.iter().map(|it| it.collective.as_ref());
     let of = |field: fn(&CollectivePosition) -> i64| -> Vec<Option<i64>> {
         collectives().map(|it| it.map(field)).collect()
@@ -82,7 +80,7 @@ pub(crate) async fn record_arrivals(
 /// How far a rank is in a lane beyond the first, as it stands in its row.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct FurtherLane {
-    pub(crate) lane: i32,
+    pub(crate) lane: Lane,
     pub(crate) entered: i64,
     pub(crate) left: i64,
     pub(crate) what: String,
@@ -94,7 +92,7 @@ fn further_lanes(
     position: &RankPosition,
     before: impl Fn(Option<i64>) -> Option<DateTime<Utc>>,
 ) -> Option<Json<Vec<FurtherLane>>> {
-    let lanes = position.lanes().filter(|(lane, _)| 0 < *lane).take(MAX_FURTHER_LANES);
+    let lanes = position.lanes().filter(|(lane, _)| Lane(0) < *lane).take(MAX_FURTHER_LANES);
     let lanes = lanes.filter_map(|(lane, it)| {
         let CollectivePosition { entered, left, ref what, entered_ms } = *it;
         let at = before(Some(entered_ms))?;
@@ -102,6 +100,11 @@ fn further_lanes(
     });
     let lanes: Vec<FurtherLane> = lanes.collect();
     (!lanes.is_empty()).then_some(Json(lanes))
+}
+
+/// What an agent says of a length of time, within reason.
+fn length(millis: i64) -> TimeDelta {
+    TimeDelta::milliseconds(millis.clamp(0, LONGEST.num_milliseconds()))
 }
 
 /// An attempt, as far as an arrival map names it.
@@ -160,8 +163,12 @@ pub(crate) async fn heard(db: &mut PgConnection, attempt: AttemptId) -> sqlx::Re
     let rows = query!(
         r#"
         SELECT rank AS "rank: Rank", node_id AS "node_id: NodeId", node.name AS node_name, pid,
-               phase AS "phase: Phase", step AS "step: Step", seen_at, phase_since, last_entered, last_left, collective,
-               entered_at, paused_until, is_stopped, further_lanes AS "further_lanes: Json<Vec<FurtherLane>>",
+               phase AS "phase: Phase", step AS "step: Step", seen_at, phase_since, last_left, collective, entered_at,
+               paused_until, is_stopped,
+               -- A rank between two groups still has the numbers of the old one.
+               CASE WHEN phase IS DISTINCT FROM 'recovering' THEN last_entered END AS last_entered,
+               CASE WHEN phase IS DISTINCT FROM 'recovering' THEN further_lanes END
+                   AS "further_lanes: Json<Vec<FurtherLane>>",
                (released_at IS NOT NULL OR finished_at IS NOT NULL OR exit_code IS NOT NULL OR signal IS NOT NULL)
                    AS "has_ended!"
         FROM group_member JOIN node USING (node_id)
@@ -174,7 +181,7 @@ pub(crate) async fn heard(db: &mut PgConnection, attempt: AttemptId) -> sqlx::Re
     let heard = rows.into_iter().map(|row| {
         let first = match (row.last_entered, row.last_left, row.collective, row.entered_at) {
             (Some(sequence), Some(left), Some(what), Some(at)) => {
-                Some(Entered { lane: 0, sequence, left, what, at })
+                Some(Entered { lane: Lane(0), sequence, left, what, at })
             }
             _ => None,
         };
@@ -209,17 +216,18 @@ pub(crate) enum Claim {
     Told,
 }
 
-/// Claims the one warning of a collective.
+/// Claims the one warning of a collective of a lane.
 pub(crate) async fn claim_warning(
     db: &mut PgConnection,
     attempt: AttemptId,
-    collective: i64,
+    (lane, collective): (Lane, i64),
 ) -> sqlx::Result<Claim> {
     let touched = query!(
-        "UPDATE attempt SET warned_collective = $2
-         WHERE attempt_id = $1 AND warned_collective IS DISTINCT FROM $2 AND state <> 'ended'",
+        "UPDATE attempt SET warned_collective = $2, warned_lane = $3
+         WHERE attempt_id = $1 AND (warned_collective, warned_lane) IS DISTINCT FROM ($2, $3) AND state <> 'ended'",
         attempt as AttemptId,
         collective,
+        lane as Lane,
     )
     .execute(db)
     .await?

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 use lockstep_api::{
-    AttemptId, AttemptOutcome, AttemptState, Generation, JobId, NodeId, ProjectId, Rank, RankCount,
-    Step, Transport,
+    AttemptId, AttemptOutcome, AttemptState, Generation, JobId, Lane, NodeId, ProjectId, Rank,
+    RankCount, Step, Transport,
 };
 use lockstep_core::{Attempt, Gang, Member, News, Place, Readiness, Stage};
 use sqlx::types::{Json, Uuid};
@@ -173,9 +173,8 @@ async fn members(
         let is_stopped = row.is_stopped;
         let further = row.further_lanes.map_or_else(Vec::new, |Json(lanes)| lanes);
         let further = further.into_iter().filter(|it| it.left < it.entered);
-        let first = row.inside.map(|entered| (0, entered));
-        let inside =
-            first.into_iter().chain(further.map(|it| (it.lane.into(), it.entered))).collect();
+        let first = row.inside.map(|entered| (Lane(0), entered));
+        let inside = first.into_iter().chain(further.map(|it| (it.lane, it.entered))).collect();
         let news = row.seen_at.map(|seen_at| News { seen_at, is_stopped, inside });
         let member = Member {
             node: row.node_id,

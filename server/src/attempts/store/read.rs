@@ -118,7 +118,7 @@ pub(crate) struct Newest {
     pub(crate) attempt_id: AttemptId,
     pub(crate) steps_done: Step,
     /// While it is at work.
-    pub(crate) world_size: Option<i32>,
+    pub(crate) world_size: Option<u32>,
 }
 
 /// The newest attempt of each job; a job without one is left out.
@@ -140,7 +140,8 @@ pub(crate) async fn newest(
     .fetch_all(db)
     .await?;
     let newest = rows.into_iter().map(|row| {
-        let (attempt_id, steps_done, world_size) = (row.attempt_id, row.steps_done, row.world_size);
+        let (attempt_id, steps_done) = (row.attempt_id, row.steps_done);
+        let world_size = row.world_size.and_then(|size| u32::try_from(size).ok());
         (row.job_id, Newest { attempt_id, steps_done, world_size })
     });
     Ok(newest.collect())

@@ -60,7 +60,7 @@ export function ArrivalTable({ map }: { map: ArrivalMap }) {
               <Table.Td>{rank.phase ?? "–"}</Table.Td>
               <Table.Td>{rank.step ?? "–"}</Table.Td>
               <Table.Td>{seconds(rank.phase_ms)}</Table.Td>
-              <Table.Td>{collective(rank)}</Table.Td>
+              <Table.Td>{collective(rank, map.collective?.lane ?? 0)}</Table.Td>
               <Table.Td>
                 <Badge size="sm" variant="light" color={COLORS[rank.standing]}>
                   {state(rank)}
@@ -75,12 +75,13 @@ export function ArrivalTable({ map }: { map: ArrivalMap }) {
   );
 }
 
-function collective(rank: RankArrival): string {
+function collective(rank: RankArrival, lane: number): string {
   if (typeof rank.entered !== "number") {
     return "–";
   }
   const inside = typeof rank.waited_ms === "number" ? `, in it for ${seconds(rank.waited_ms)}` : "";
-  return `${rank.entered}: ${rank.what ?? "?"}${inside}`;
+  const ofLane = lane === 0 ? "" : ` of lane ${lane}`;
+  return `${rank.entered}${ofLane}: ${rank.what ?? "?"}${inside}`;
 }
 
 function state(rank: RankArrival): string {

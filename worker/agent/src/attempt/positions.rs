@@ -1,5 +1,7 @@
 //! Where an attempt's ranks are, as their flight records say.
 
+use std::cmp::Reverse;
+use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -82,17 +84,15 @@ impl Positions {
         self.lock().iter().any(waits)
     }
 
-    /// Adds the last collectives of `rank` to the evidence of a failure, in the lane that this is of, if it is of this node and there is room.
+    /// Adds the last collectives of `rank` to the evidence of a failure, if it is of this node and there is room: of the lane
+    /// that the evidence names, or else of the one that the rank entered last.
     pub(crate) fn add_tail(&self, rank: Rank, evidence: &mut Value) {
         let path = self.lock().iter().find(|it| it.rank == rank).map(|it| it.record.clone());
-        let lane =
-            evidence["lane"].as_u64().and_then(|lane| usize::try_from(lane).ok()).unwrap_or(0);
-        let tail =
-            path.map(|path| FlightRecord::open(path).and_then(|it| it.tail(lane, TAIL_ENTRIES)));
-        let Some(Ok(tail)) = tail.filter(|tail| !matches!(tail, Ok(tail) if tail.is_empty()))
-        else {
+        let named = evidence["lane"].as_u64().and_then(|lane| usize::try_from(lane).ok());
+        let Some(Ok((lane, tail))) = path.map(|path| tail_of(&path, named)) else { return };
+        if tail.is_empty() {
             return;
-        };
+        }
         let now = monotonic_ns();
         let record: Vec<Value> = tail.iter().map(|entry| described(entry, now)).collect();
         let mut longer = match &*evidence {
@@ -138,6 +138,15 @@ fn position(local: &Local, now: u64) -> RankPosition {
         pause_left_ms: (0 < pause).then(|| millis(pause)),
         is_stopped,
     }
+}
+
+/// The last collectives of a lane: of the one that is named, or else of the one that the rank entered last.
+fn tail_of(record: &Utf8Path, named: Option<usize>) -> io::Result<(usize, Vec<FlightEntry>)> {
+    let record = FlightRecord::open(record)?;
+    let lanes = record.read()?.lanes;
+    let newest = (0..lanes.len()).max_by_key(|lane| (lanes[*lane].entered_ns, Reverse(*lane)));
+    let lane = named.or(newest).unwrap_or(0);
+    Ok((lane, record.tail(lane, TAIL_ENTRIES)?))
 }
 
 /// Up to the last one that is in use.
@@ -227,17 +236,18 @@ mod tests {
         record.enter(2, 5, bucket);
         assert!(positions.has_long_wait());
         let told = positions.all().remove(0);
-        let lanes: Vec<_> = told.lanes().map(|(lane, it)| (lane, it.entered, it.left)).collect();
+        let lanes: Vec<_> = told.lanes().map(|(lane, it)| (lane.0, it.entered, it.left)).collect();
         assert_eq!((lanes, told.further_lanes.len()), (vec![(0, 21, 21), (2, 5, 4)], 2));
 
-        let mut evidence = json!({ "pid": 7 });
+        let mut evidence = json!({ "pid": 7, "lane": 0 });
         positions.add_tail(Rank(2), &mut evidence);
         let told = evidence["flight_record"]["collectives"].as_array().unwrap();
         assert_eq!((told.len(), &evidence["pid"]), (TAIL_ENTRIES, &json!(7)));
         let last = &told[TAIL_ENTRIES - 1];
         assert_eq!((&last["collective"], &last["met_after_ms"]), (&json!(21), &Value::Null));
         assert!(told[0]["left_after_ms"].is_number(), "{told:?}");
-        let mut of_a_lane = json!({ "lane": 2 });
+        // Where no lane is told, it is the one that the rank entered last.
+        let mut of_a_lane = json!({});
         positions.add_tail(Rank(2), &mut of_a_lane);
         let told = &of_a_lane["flight_record"];
         assert_eq!((&told["lane"], &told["collectives"][0]["collective"]), (&json!(2), &json!(5)));

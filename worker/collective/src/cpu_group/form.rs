@@ -113,6 +113,9 @@ impl CpuGroup {
         beside: &[Plan],
     ) -> Result<(FormedLanes, Vec<Formed>), GroupError> {
         assert!(0 < lanes && lanes + beside.len() < 256, "{lanes} lanes, {} beside", beside.len());
+        if let Some(record) = &join.record {
+            record.forget_lanes();
+        }
         let started = Instant::now();
         let mut plans = vec![plan.clone()];
         plans.resize_with(lanes, || without_numbers(plan));
