@@ -1087,14 +1087,13 @@ export interface components {
             /** @description What `entered` is, for people: `bucket 3 of 9`. At most 100 bytes. */
             what: string;
         };
-        /** @description A collective that at least one rank is in: of several, the one that was entered first. */
+        /**
+         * @description A collective that at least one rank is in. Of those of several lanes, one in which somebody is missing; else the one that was
+         *     entered first.
+         */
         CollectiveUnderWay: {
-            /**
-             * Format: int32
-             * @description Which of the groups that the ranks form, each of which counts for itself: 0, or more with `ddp.groups` above 1 and with
-             *     joint batch norms.
-             */
-            lane?: number;
+            /** @description Of which group of the ranks: 0, or more with `ddp.groups` above 1 and with joint batch norms. */
+            lane?: components["schemas"]["Lane"];
             /**
              * Format: int64
              * @description Its number since the group formed, the same on all ranks.
@@ -1863,7 +1862,7 @@ export interface components {
             waiting?: string | null;
             /**
              * Format: int32
-             * @description How many ranks train at present; absent while no attempt is at work.
+             * @description Ranks of the present group; absent while no attempt is at work.
              */
             world_size?: number | null;
         };
@@ -1951,6 +1950,11 @@ export interface components {
              */
             weight_decay?: number;
         };
+        /**
+         * Format: int32
+         * @description One of the groups that the same ranks form, counted from 0; each numbers its collectives for itself.
+         */
+        Lane: number;
         /** @description Layer norm. */
         LayerNormSpec: {
             /**
@@ -2418,7 +2422,7 @@ export interface components {
                 waiting?: string | null;
                 /**
                  * Format: int32
-                 * @description How many ranks train at present; absent while no attempt is at work.
+                 * @description Ranks of the present group; absent while no attempt is at work.
                  */
                 world_size?: number | null;
             }[];
