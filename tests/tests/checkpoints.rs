@@ -101,6 +101,11 @@ async fn a_job_whose_chunks_are_files_resumes_from_them_with_the_same_curve() ->
     let to = to.to_str().expect("the path was text when it was made");
     said(&service, &["checkpoint", "download", &id.to_string(), "--output", to])?;
     assert!(std::fs::metadata(to)?.len() == u64::try_from(job.checkpoints[0].size_bytes)?);
+    let again = ["checkpoint", "download", &id.to_string(), "--output", to];
+    let refused = service.lockstep().args(again).output()?;
+    let words = String::from_utf8_lossy(&refused.stderr);
+    assert!(words.ends_with("is there already; --force writes over it\n"), "{words}");
+    said(&service, &[&again[..], &["--force"]].concat())?;
     wait_for("the job lets go of what its attempt resumed from", SWEPT, || async {
         let job = service.client.job(id).await.ok()?;
         (job.checkpoints.len() == 2).then_some(())

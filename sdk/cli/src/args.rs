@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand};
-use lockstep_api::{JobState, RankCount, RankRange, Role, TokenId};
+use lockstep_api::{JobState, Priority, RankCount, RankRange, Role, TokenId};
 
 use sample::SampleArgs;
 
@@ -164,13 +164,13 @@ pub(crate) struct SubmitArgs {
     #[arg(value_name = "FILE")]
     pub(crate) file: Utf8PathBuf,
     /// Sets gang.ranks: a number, or MIN-MAX for a gang that grows and shrinks
-    #[arg(long, value_name = "N|MIN-MAX", value_parser = rank_count)]
+    #[arg(long, value_name = "N|MIN-MAX", value_parser = rank_count, allow_negative_numbers = true)]
     pub(crate) ranks: Option<RankCount>,
     /// Sets name
     #[arg(long)]
     pub(crate) name: Option<String>,
     /// Sets priority: 0 to 99, more goes first. Above 50: admins only
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = priority, allow_negative_numbers = true)]
     pub(crate) priority: Option<u32>,
     /// Sets one field: train.seed=9, ddp.reduction=fixed-tree. May be repeated
     #[arg(long = "set", value_name = "FIELD=VALUE")]
@@ -289,6 +289,9 @@ pub(crate) struct DownloadArgs {
     /// With --model: the running mean of the weights, which a job with `train.ema` keeps
     #[arg(long, requires = "model")]
     pub(crate) ema: bool,
+    /// Write over what is there
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// `node …`
@@ -355,6 +358,13 @@ fn rank_count(text: &str) -> Result<RankCount, String> {
             .map(|(min, max)| RankCount::Elastic(RankRange { min, max })),
     };
     count.ok_or_else(|| "expected a number of ranks, or two with a dash between: 1-4".to_owned())
+}
+
+/// `50`
+fn priority(text: &str) -> Result<u32, String> {
+    let most = Priority::MAX.0;
+    let value = text.parse().ok().filter(|value| *value <= most);
+    value.ok_or_else(|| format!("expected a whole number, 0 to {most}"))
 }
 
 /// A job's state by its name.

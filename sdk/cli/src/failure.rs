@@ -5,6 +5,7 @@
 
 use std::process::ExitCode;
 
+use camino::Utf8Path;
 use lockstep_api::ProblemCode;
 use lockstep_client::ClientError;
 
@@ -26,6 +27,11 @@ pub(crate) enum Failure {
     /// Ctrl-C; the text says what goes on without us.
     #[error("{0}")]
     Interrupted(String),
+}
+
+/// A file that would be written over.
+pub(crate) fn there_already(path: &Utf8Path) -> Failure {
+    Failure::Usage(format!("{path} is there already; --force writes over it"))
 }
 
 impl Failure {

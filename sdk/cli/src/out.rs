@@ -1,6 +1,7 @@
 //! All printing. Data to standard output, talk to standard error; a reader that went away is no error.
 
 use std::io::{IsTerminal as _, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use comfy_table::{Table, presets};
@@ -9,6 +10,9 @@ use serde::Serialize;
 
 /// How often a spinner turns.
 const SPINNER_TICK: Duration = Duration::from_millis(100);
+
+/// Standard output has been closed by whoever read it.
+static READER_IS_GONE: AtomicBool = AtomicBool::new(false);
 
 /// Where words go.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +33,14 @@ impl Out {
     /// One line of data.
     pub(crate) fn line(self, text: &str) {
         // A closed pipe (`lockstep ps | head`) ends the reader's interest, not our work.
-        drop(writeln!(std::io::stdout().lock(), "{text}"));
+        if writeln!(std::io::stdout().lock(), "{text}").is_err() {
+            READER_IS_GONE.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nobody reads data any more: what only prints has nothing left to do.
+    pub(crate) fn is_unread(self) -> bool {
+        READER_IS_GONE.load(Ordering::Relaxed)
     }
 
     /// A piece of a text, shown at once. Whether anybody still reads.

@@ -133,9 +133,17 @@ pub fn stragglers(
 ) -> Option<(UnderWay, Vec<&Seen>)> {
     let as_of = heard_at(ranks, now);
     let under_way = under_way(ranks).filter(|it| soft <= as_of - it.since)?;
-    let is_missing = |rank: &&Seen| standing(rank, Some(&under_way)) == Arrival::Missing;
-    let missing: Vec<&Seen> = ranks.iter().filter(is_missing).collect();
-    (!missing.is_empty()).then_some((under_way, missing))
+    let (late, _) = missing(ranks, &under_way);
+    (!late.is_empty()).then_some((under_way, late))
+}
+
+/// Who has not entered: those that others wait for, and those that are held up in an earlier collective by them. If all are in an
+/// earlier one, nobody knows better.
+fn missing<'a>(ranks: &'a [Seen], under_way: &UnderWay) -> (Vec<&'a Seen>, Vec<&'a Seen>) {
+    let is_missing = |rank: &&Seen| standing(rank, Some(under_way)) == Arrival::Missing;
+    let waits = |rank: &&Seen| rank.entered_in(under_way.lane).is_some_and(Entered::is_inside);
+    let (held, late): (Vec<&Seen>, Vec<&Seen>) = ranks.iter().filter(is_missing).partition(waits);
+    if late.is_empty() { (held, late) } else { (late, held) }
 }
 
 /// One sentence for people: `rank 2 on node b has not entered bucket 3 of 9 (collective 41) for 5.0 s: phase data of step
@@ -159,8 +167,8 @@ fn sentence_as_of(ranks: &[Seen], now: DateTime<Utc>) -> String {
     let of = |wanted: Arrival| -> Vec<&Seen> {
         ranks.iter().filter(|rank| standing(rank, Some(&under_way)) == wanted).collect()
     };
-    let (missing, entered, unknown) =
-        (of(Arrival::Missing), of(Arrival::Entered), of(Arrival::Unknown));
+    let (entered, unknown) = (of(Arrival::Entered), of(Arrival::Unknown));
+    let (missing, held) = missing(ranks, &under_way);
     let UnderWay { lane, sequence, ref what, .. } = under_way;
     let place = format!("{what} ({})", numbered(lane, sequence));
     let waited = seconds(now - under_way.since);
@@ -171,6 +179,10 @@ fn sentence_as_of(ranks: &[Seen], now: DateTime<Utc>) -> String {
         return format!("all ranks have entered {place}, the first {waited} ago");
     }
     parts.push(format!("{} {wait}", named(&entered)));
+    if !held.is_empty() {
+        let wait = if held.len() == 1 { "waits" } else { "wait" };
+        parts.push(format!("{} {wait} in an earlier one", named(&held)));
+    }
     if !unknown.is_empty() {
         parts.push(format!("of {} there is no news since", named(&unknown)));
     }
@@ -275,6 +287,23 @@ mod tests {
         );
         ranks[2].has_ended = true;
         assert_eq!(standing(&ranks[2], Some(&under_way)), Arrival::Ended);
+    }
+
+    #[test]
+    fn whoever_waits_in_an_earlier_collective_is_not_the_one_that_is_waited_for() {
+        let mut ranks = [seen(0, 40, 39, 4_000), seen(1, 39, 39, 3_000), seen(2, 41, 40, 5_000)];
+        ranks[1].is_stopped = true;
+        let (_, late) = stragglers(&ranks, TimeDelta::seconds(1), at(10_000)).unwrap();
+        assert_eq!(late.iter().map(|it| it.rank).collect::<Vec<_>>(), [Rank(1)]);
+        assert_eq!(
+            sentence(&ranks, at(10_000)),
+            "rank 1 on node b has not entered bucket 41 of 50 (collective 41) for 5.0 s: phase reduce of step 12 since \
+             7.0 s, its process is stopped; rank 2 waits; rank 0 waits in an earlier one"
+        );
+        // If nobody else is missing, they are all that is known.
+        ranks[1] = seen(1, 40, 39, 4_100);
+        let (_, late) = stragglers(&ranks, TimeDelta::seconds(1), at(10_000)).unwrap();
+        assert_eq!(late.len(), 2);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 pub(crate) mod cursor;
+mod faults;
 pub(crate) mod http;
 pub(crate) mod materials;
 pub(crate) mod store;

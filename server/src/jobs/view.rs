@@ -1,13 +1,9 @@
 //! What is shown of jobs, put together from the nouns that know.
 
-use chrono::{DateTime, Utc};
-use lockstep_api::{
-    AttemptId, AttemptOutcome, AttemptView, FaultView, Generation, JobId, JobSpec, JobSummary,
-    JobView, ProjectId, Step,
-};
+use lockstep_api::{JobId, JobSummary, JobView, ProjectId, Step};
 use sqlx::PgConnection;
 
-use super::store;
+use super::{faults, store};
 use crate::attempts::store::Newest;
 use crate::{attempts, checkpoints, progress};
 
@@ -24,7 +20,7 @@ pub(crate) async fn view(
     let attempts = attempts::store::views(db, id).await?;
     let failures = progress::store::verdicts(db, id).await?;
     Ok(Some(JobView {
-        faults: faults(db, id, &spec, &attempts).await?,
+        faults: faults::views(db, id, &spec, (&attempts, &failures)).await?,
         summary,
         timeouts: spec.timeouts.effective().into(),
         spec,
@@ -34,62 +30,6 @@ pub(crate) async fn view(
         checkpoints: checkpoints::store::views(db, id).await?,
         metrics: progress::store::latest_values(db, id).await?,
     }))
-}
-
-/// The faults that the job asked for, and what became of them.
-async fn faults(
-    db: &mut PgConnection,
-    id: JobId,
-    spec: &JobSpec,
-    attempts: &[AttemptView],
-) -> sqlx::Result<Vec<FaultView>> {
-    if spec.chaos.is_empty() {
-        return Ok(vec![]);
-    }
-    let injected = progress::store::faults(db, id).await?;
-    let views = (0..).zip(&spec.chaos).map(|(index, fault)| {
-        let found = injected.iter().find(|it| it.index == index);
-        let after = |at: DateTime<Utc>| found.map(|it| (at - it.injected_at).as_seconds_f64());
-        let course = found.map(|it| course(attempts, it.attempt_id, it.generation));
-        let Course { named_at, repaired_at, steps_lost } = course.unwrap_or_default();
-        FaultView {
-            fault: *fault,
-            injected_at: found.map(|it| it.injected_at),
-            verdict: found.and_then(|it| it.verdict),
-            named_rank: found.and_then(|it| it.rank),
-            detected_after: found.and_then(|it| it.detected_at).and_then(after),
-            named_after: named_at.and_then(after),
-            repaired_after: repaired_at.and_then(after),
-            steps_lost,
-        }
-    });
-    Ok(views.collect())
-}
-
-/// What came after a group in which something happened.
-#[derive(Default)]
-struct Course {
-    named_at: Option<DateTime<Utc>>,
-    repaired_at: Option<DateTime<Utc>>,
-    steps_lost: Option<i64>,
-}
-
-/// `attempts`: newest first.
-fn course(attempts: &[AttemptView], id: AttemptId, generation: Generation) -> Course {
-    let Some(place) = attempts.iter().position(|it| it.id == id) else { return Course::default() };
-    let attempt = &attempts[place];
-    if let Some(next) = attempt.groups.iter().find(|it| generation < it.generation) {
-        let (named_at, repaired_at) = (Some(next.began_at), next.first_step_at);
-        return Course { named_at, repaired_at, steps_lost: repaired_at.map(|_| 0) };
-    }
-    let next = place.checked_sub(1).map(|newer| &attempts[newer]);
-    let repaired_at = next.and_then(|next| next.first_step_at);
-    let lost = next.map(|next| (attempt.steps_done.0 - next.first_step.0).max(0));
-    Course {
-        named_at: attempt.ended_at.filter(|_| attempt.outcome != Some(AttemptOutcome::Succeeded)),
-        repaired_at,
-        steps_lost: lost.filter(|_| repaired_at.is_some()),
-    }
 }
 
 /// What a list shows, in the order given.

@@ -7,7 +7,7 @@ use lockstep_client::{Client, ClientError};
 use serde::Serialize;
 
 use crate::args::{CheckpointVerb, DownloadArgs, Global, JobArgs, PinArgs};
-use crate::failure::Failure;
+use crate::failure::{Failure, there_already};
 use crate::out::{Out, bytes, table};
 use crate::settings::client;
 use crate::verbs::find;
@@ -58,6 +58,9 @@ async fn download(client: &Client, args: &DownloadArgs, out: Out) -> anyhow::Res
         Some(path) => path.clone(),
         None => format!("{}-{}.safetensors", file_name(&job.summary.name), checkpoint.step).into(),
     };
+    if !args.force && path.exists() {
+        return Err(there_already(&path).into());
+    }
     let size = bytes(checkpoint.size_bytes);
     let whole = if args.model { format!("{path}.whole").into() } else { path.clone() };
     let spinner = out.spinner(format!("fetching {path} ({size})"));

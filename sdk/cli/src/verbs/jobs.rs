@@ -91,7 +91,7 @@ fn describe(job: &JobView, page: &str) -> String {
         ("submitted", time(summary.created_at)),
     ];
     facts.extend(summary.ended_at.map(|at| ("ended", time(at))));
-    facts.extend(summary.waiting.clone().map(|reason| ("waits for", reason)));
+    facts.extend(summary.waiting.clone().map(|reason| ("waiting", reason)));
     facts.extend(summary.ended_because.clone().map(|reason| ("because", reason)));
     facts.push(("priority", summary.priority.to_string()));
     facts.push(("ranks", ranks(summary)));

@@ -45,7 +45,7 @@ async fn print(client: &Client, id: JobId, args: &LogsArgs, out: Out) -> anyhow:
             job.summary.state.is_final()
         };
         after = print_from(client, id, after, out).await?;
-        if has_ended {
+        if has_ended || out.is_unread() {
             return Ok(());
         }
         watch.changed(LOOK_AGAIN).await;

@@ -59,9 +59,13 @@ pub(crate) async fn node(global: &Global, verb: NodeVerb, out: Out) -> anyhow::R
         NodeVerb::Undrain(args) => client.undrain_node(&args.name).await?,
         NodeVerb::Release(args) => client.release_node(&args.name).await?,
     };
-    out.data(&node, |node| format!("{}: {}", node.name, or_in_use(note(node))))
+    out.data(&node, |node| format!("{}: {}", node.name, or_in_use(node)))
 }
 
-fn or_in_use(note: String) -> String {
-    if note.is_empty() { "takes work".to_owned() } else { note }
+fn or_in_use(node: &NodeView) -> String {
+    match (note(node), node.is_live) {
+        (note, _) if !note.is_empty() => note,
+        (_, true) => "takes work".to_owned(),
+        (_, false) => "takes work once its agent is back".to_owned(),
+    }
 }

@@ -37,7 +37,7 @@ async fn show(client: &Client, id: JobId, watch: bool, out: Out) -> anyhow::Resu
         };
         let map = patiently(|text| out.note(text), async || client.ranks(id).await).await?;
         out.data(&map, describe)?;
-        if is_last {
+        if is_last || out.is_unread() {
             return Ok(());
         }
         tokio::time::sleep(LOOK_AGAIN).await;

@@ -11,7 +11,7 @@ use lockstep_client::Client;
 use serde::Serialize;
 
 use crate::args::{Global, TraceArgs};
-use crate::failure::Failure;
+use crate::failure::{Failure, there_already};
 use crate::out::Out;
 use crate::settings::client;
 use crate::trace::{Summary, Trace, encode_perfetto, write_chrome};
@@ -145,10 +145,6 @@ fn write(trace: &Trace, format: Format, job: &str, args: &TraceArgs) -> anyhow::
         }
         Err(error) => Err(error.error).with_context(|| format!("writing {path}")),
     }
-}
-
-fn there_already(path: &Utf8Path) -> Failure {
-    Failure::Usage(format!("{path} is there already; --force writes over it"))
 }
 
 #[cfg(test)]

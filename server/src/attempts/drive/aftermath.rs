@@ -1,6 +1,8 @@
 //! What becomes of a job and its nodes once an attempt has ended or a verdict is in.
 
-use lockstep_api::{AttemptId, AttemptOutcome, Blame, JobId, LogLevel, Step, StopPurpose};
+use lockstep_api::{
+    AttemptId, AttemptOutcome, Blame, JobId, JobState, LogLevel, Step, StopPurpose,
+};
 use lockstep_core::{Failure, Gang, JobEvent, Outlook, Waits, quarantine, retry};
 use sqlx::PgConnection;
 
@@ -47,6 +49,17 @@ impl Drive<'_> {
             self.say((job, id), None, LogLevel::Info, stopped(purpose, resume));
         }
         self.step_job(job, JobEvent::AttemptEnded { generation, outcome, blame, outlook })?;
+        let is_lost = matches!(outcome, AttemptOutcome::Failed | AttemptOutcome::LeaseLost);
+        if is_lost && self.job(job).is_some_and(|it| it.core.state == JobState::Queued) {
+            let resume = checkpoints::store::newest(db, job).await?.map(|(_, step)| step);
+            let why = self.attempts.get(&id).and_then(|it| unfilled(&it.core.gang));
+            let text = format!(
+                "{}another attempt goes on from {}",
+                why.unwrap_or_default(),
+                place(resume)
+            );
+            self.say((job, id), None, LogLevel::Info, text);
+        }
         Ok(())
     }
 
@@ -100,12 +113,25 @@ impl Drive<'_> {
     }
 }
 
-/// A sentence for the log of a job whose attempt was stopped and that goes on from the checkpoint of this step.
-fn stopped(purpose: StopPurpose, resume: Option<Step>) -> String {
-    let from = match resume {
+/// Where a job goes on.
+fn place(resume: Option<Step>) -> String {
+    match resume {
         Some(step) => format!("its checkpoint of step {step}"),
         None => "its beginning".to_owned(),
-    };
+    }
+}
+
+/// Of an attempt that has ended: who had no slots to go on.
+fn unfilled(gang: &Gang) -> Option<String> {
+    let ranks: Vec<String> = gang.vacant().iter().map(ToString::to_string).collect();
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let who = ranks.join(", ");
+    (!ranks.is_empty()).then(|| format!("no slots for {word} {who} within timeouts.formation: "))
+}
+
+/// A sentence for the log of a job whose attempt was stopped and that goes on from the checkpoint of this step.
+fn stopped(purpose: StopPurpose, resume: Option<Step>) -> String {
+    let from = place(resume);
     match purpose {
         StopPurpose::Pause => format!("paused: goes on from {from} once it is resumed"),
         StopPurpose::Move | StopPurpose::Preempt => {

@@ -1,7 +1,7 @@
 //! The table `chaos_fault`: faults that jobs asked for and that have happened.
 
 use chrono::{DateTime, Utc};
-use lockstep_api::{AttemptId, FailureCode, Generation, JobId, ProjectId, Rank};
+use lockstep_api::{AttemptId, Generation, JobId, ProjectId};
 use sqlx::{PgConnection, query, query_as};
 
 /// Writes down that a job's fault of that place has happened. It happens once.
@@ -26,16 +26,14 @@ pub(crate) async fn insert_fault(
     .map(drop)
 }
 
-/// A fault that has happened, and what it was taken for.
-#[derive(Debug, Clone, Copy)]
+/// A fault that has happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Injected {
     pub(crate) index: i32,
     pub(crate) attempt_id: AttemptId,
     pub(crate) generation: Generation,
     pub(crate) injected_at: DateTime<Utc>,
-    pub(crate) verdict: Option<FailureCode>,
-    pub(crate) rank: Option<Rank>,
-    /// When the first failure of its group was told.
+    /// When the first failure of its group after it was told.
     pub(crate) detected_at: Option<DateTime<Utc>>,
 }
 
@@ -45,12 +43,11 @@ pub(crate) async fn faults(db: &mut PgConnection, job: JobId) -> sqlx::Result<Ve
         Injected,
         r#"
         SELECT fault_index AS index, f.attempt_id AS "attempt_id: AttemptId", f.generation AS "generation: Generation",
-               injected_at, v.code AS "verdict?: FailureCode", v.rank AS "rank?: Rank",
+               injected_at,
                (SELECT min(e.at) FROM failure AS e
                 WHERE e.attempt_id = f.attempt_id AND e.generation = f.generation AND f.injected_at <= e.at)
                    AS detected_at
         FROM chaos_fault AS f
-        LEFT JOIN failure AS v ON v.attempt_id = f.attempt_id AND v.generation = f.generation AND NOT v.is_effect
         WHERE f.job_id = $1 ORDER BY fault_index
         "#,
         job as JobId,

@@ -12,7 +12,7 @@ pub(crate) use events::{append_events, events_after};
 pub(crate) use failures::{
     NewFailure, insert_failure, last_two, promote_suspect, suspects, verdicts,
 };
-pub(crate) use faults::{faults, insert_fault};
+pub(crate) use faults::{Injected, faults, insert_fault};
 pub(crate) use ledger::{insert_entries, ledger};
 pub(crate) use log::{LogQuery, insert_lines, log};
 pub(crate) use metrics::{
