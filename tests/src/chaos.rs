@@ -12,12 +12,9 @@ use lockstep_api::{
 use crate::{Service, is_running, wait_for};
 
 const JOB: &str = "examples/digits/job.toml";
-/// Short, with evaluations and checkpoints in it, weights that are compared at every step, and gradients in three buckets:
-/// of two groups the second has one of them.
-const SETTINGS: [&str; 9] = [
+/// Short, with evaluations and checkpoints in it, and weights that are compared at every step.
+const SETTINGS: [&str; 7] = [
     "train.epochs=6",
-    "model.hidden=[512, 512]",
-    "ddp.bucket_mib=1",
     "checkpoint.every_steps=12",
     "checkpoint.keep_last=3",
     "ddp.compare_every=1",
@@ -25,6 +22,10 @@ const SETTINGS: [&str; 9] = [
     "gang.ranks=3",
     "trace.first_steps=0",
 ];
+/// Gradients in three buckets, of which the second group of the ranks has one. Such a job takes thrice as long.
+const LANES: [&str; 3] = ["model.hidden=[512, 512]", "ddp.bucket_mib=1", "ddp.groups=2"];
+/// One job of so many has them.
+const LANES_OF: u64 = 6;
 /// World size.
 const RANKS: i32 = 3;
 /// Steps of the job.
@@ -57,8 +58,8 @@ const CLEAN_UP: Duration = Duration::from_secs(20);
 pub struct Draw {
     /// The fault.
     pub fault: FaultSpec,
-    /// `ddp.groups` of its job: the buckets go through one group of its ranks, or in turn through two.
-    pub groups: u32,
+    /// Whether the buckets of its job go through two groups of its ranks in turn.
+    pub has_lanes: bool,
 }
 
 /// Draws numbers, the same ones for the same seed (SplitMix64).
@@ -82,7 +83,7 @@ impl Dice {
 
     /// A fault of any kind, to any rank, its links or its node's agent, at any point of a job of either sort.
     pub fn draw(&mut self) -> Draw {
-        Draw { fault: self.fault(), groups: 1 + u32::from(self.roll(2) == 1) }
+        Draw { fault: self.fault(), has_lanes: self.roll(LANES_OF) == 0 }
     }
 
     fn fault(&mut self) -> FaultSpec {
@@ -119,9 +120,16 @@ impl Dice {
     }
 }
 
-/// What an undisturbed run of the job comes to.
+/// What undisturbed runs of both sorts of job come to.
+#[derive(Debug, Clone)]
+pub struct References {
+    plain: Reference,
+    with_lanes: Reference,
+}
+
+/// What an undisturbed run of a job comes to.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Reference {
+struct Reference {
     /// Digest of the file of the last checkpoint: weights, moments, position.
     checkpoint: String,
     /// The training curve, bit for bit.
@@ -138,14 +146,19 @@ pub struct Outcome {
 }
 
 impl Service {
-    /// Trains the job undisturbed.
+    /// Trains jobs of both sorts undisturbed.
     ///
     /// # Errors
-    /// When it does not succeed.
-    pub async fn undisturbed(&self) -> anyhow::Result<Reference> {
-        let job = self.train(JOB, &SETTINGS).await?;
-        ensure!(job.failures.is_empty(), "{:#?}", job.failures);
-        self.reference(&job).await
+    /// When one does not succeed.
+    pub async fn undisturbed(&self) -> anyhow::Result<References> {
+        let train = async |settings: &[&str]| {
+            let job = self.train(JOB, settings).await?;
+            ensure!(job.failures.is_empty(), "{:#?}", job.failures);
+            self.reference(&job).await
+        };
+        let (plain, with_lanes) =
+            (train(&SETTINGS).await?, train(&[&SETTINGS[..], &LANES].concat()).await?);
+        Ok(References { plain, with_lanes })
     }
 
     /// What faults are drawn for: two nodes, neither of which has room for a job alone.
@@ -162,12 +175,15 @@ impl Service {
     /// When the service cannot be asked; a job that ends wrongly is an outcome.
     pub async fn disturbed(
         &mut self,
-        Draw { fault, groups }: Draw,
-        reference: &Reference,
+        Draw { fault, has_lanes }: Draw,
+        references: &References,
     ) -> anyhow::Result<Outcome> {
-        let (chaos, groups) =
-            (format!("chaos=[{}]", in_toml(fault)), format!("ddp.groups={groups}"));
-        let settings = [&SETTINGS[..], &[&chaos, &groups]].concat();
+        let (further, reference) = match has_lanes {
+            true => (&LANES[..], &references.with_lanes),
+            false => (&[][..], &references.plain),
+        };
+        let chaos = format!("chaos=[{}]", in_toml(fault));
+        let settings = [&SETTINGS[..], further, &[&chaos]].concat();
         let id = self.submit(JOB, &settings)?.summary.id;
         let mut pids = BTreeSet::new();
         let deadline = Instant::now() + DEADLINE;

@@ -8,7 +8,7 @@ mod process;
 mod service;
 
 pub use belongings::Belongings;
-pub use chaos::{Dice, Draw, Outcome, Reference};
+pub use chaos::{Dice, Draw, Outcome, References};
 pub use course::WHOLE_JOB;
 pub use namespace::Cable;
 pub use process::{Process, freeze, is_running, kill_now, programs, repository};

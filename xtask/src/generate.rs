@@ -1,5 +1,7 @@
 //! Contracts that are generated and committed. CI runs this and fails if the tree is dirty afterwards.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::process::Command;
 
 use anyhow::Context as _;
@@ -31,16 +33,27 @@ fn queries(root: &Utf8Path) -> anyhow::Result<()> {
     build.env("DATABASE_URL", database.url()).env("SQLX_OFFLINE_DIR", fresh.path());
     shell::run(&mut build)?;
     let committed = root.join(".sqlx");
-    if committed.is_dir() {
-        std::fs::remove_dir_all(&committed).with_context(|| format!("emptying {committed}"))?;
+    std::fs::create_dir_all(&committed).with_context(|| format!("making {committed}"))?;
+    let names = |folder: &std::path::Path| -> anyhow::Result<BTreeSet<OsString>> {
+        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name())).collect()
+    };
+    let wanted = names(fresh.path())?;
+    for name in names(committed.as_std_path())?.difference(&wanted) {
+        std::fs::remove_file(committed.as_std_path().join(name))?;
     }
-    std::fs::create_dir(&committed).with_context(|| format!("making {committed}"))?;
-    for entry in std::fs::read_dir(fresh.path())? {
-        let entry = entry?;
-        let name = entry.file_name().into_string().map_err(|name| anyhow::anyhow!("{name:?}"))?;
-        std::fs::copy(entry.path(), committed.join(name))?;
+    for name in wanted {
+        let name = name.into_string().map_err(|name| anyhow::anyhow!("{name:?}"))?;
+        replace(&committed.join(&name), std::fs::read_to_string(fresh.path().join(&name))?)?;
     }
     Ok(())
+}
+
+/// Writes a file unless it says so already: what is younger than a build is built again.
+fn replace(path: &Utf8Path, text: String) -> anyhow::Result<()> {
+    if std::fs::read_to_string(path).is_ok_and(|found| found == text) {
+        return Ok(());
+    }
+    std::fs::write(path, text).with_context(|| format!("writing {path}"))
 }
 
 /// `sdk/openapi.json`, from the server itself, which is built.
@@ -48,6 +61,5 @@ fn openapi(root: &Utf8Path) -> anyhow::Result<()> {
     let mut server = Command::new(shell::target_dir(root).join("debug/lockstep-server"));
     server.arg("openapi");
     let document = shell::read(&mut server)?;
-    let path = root.join("sdk/openapi.json");
-    std::fs::write(&path, document).with_context(|| format!("writing {path}"))
+    replace(&root.join("sdk/openapi.json"), document)
 }

@@ -11,16 +11,16 @@ use crate::report::{median, say};
 /// Hits `count` jobs with faults drawn from `seed`.
 pub(crate) async fn chaos(count: u32, seed: u64) -> anyhow::Result<()> {
     let mut service = Service::start_for_faults().await?;
-    let reference = service.undisturbed().await?;
+    let references = service.undisturbed().await?;
     let mut dice = Dice::new(seed);
     let mut outcomes = Vec::new();
     say(&format!(
-        "{:>4} {:6} {:50} {:20} {:>8} {:>8} {:>8}",
-        "run", "groups", "fault", "verdict", "detected", "named", "repaired"
+        "{:>4} {:5} {:50} {:20} {:>8} {:>8} {:>8}",
+        "run", "lanes", "fault", "verdict", "detected", "named", "repaired"
     ));
     for run in 1..=count {
         let draw = dice.draw();
-        let outcome = service.disturbed(draw, &reference).await?;
+        let outcome = service.disturbed(draw, &references).await?;
         say(&line(run, draw, &outcome));
         outcomes.push(outcome);
     }
@@ -33,7 +33,7 @@ pub(crate) async fn chaos(count: u32, seed: u64) -> anyhow::Result<()> {
 
 fn line(
     run: u32,
-    Draw { fault, groups }: Draw,
+    Draw { fault, has_lanes }: Draw,
     Outcome { fault: view, wrong }: &Outcome,
 ) -> String {
     let whom = match fault.target {
@@ -43,12 +43,13 @@ fn line(
     };
     let FaultSpec { kind, rank, step, phase, .. } = fault;
     let what = format!("{kind} {whom} {rank} in step {step}, {phase}");
+    let lanes = if has_lanes { 2 } else { 1 };
     let verdict = view.verdict.map_or("–", lockstep_api::FailureCode::as_str);
     let seconds = |it: Option<f64>| it.map_or_else(|| "–".to_owned(), |it| format!("{it:.2} s"));
     let wrong =
         if wrong.is_empty() { String::new() } else { format!("  WRONG: {}", wrong.join("; ")) };
     format!(
-        "{run:>4} {groups:<6} {what:50} {verdict:20} {:>8} {:>8} {:>8}{wrong}",
+        "{run:>4} {lanes:<5} {what:50} {verdict:20} {:>8} {:>8} {:>8}{wrong}",
         seconds(view.detected_after),
         seconds(view.named_after),
         seconds(view.repaired_after),
