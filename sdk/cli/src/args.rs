@@ -273,6 +273,7 @@ pub(crate) struct PinArgs {
 
 /// Of `checkpoint download`.
 #[derive(Debug, Clone, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub(crate) struct DownloadArgs {
     /// Checkpoint, or a job (its newest checkpoint)
     #[arg(value_name = "JOB|CHECKPOINT")]
