@@ -438,6 +438,21 @@ mod tests {
     }
 
     #[test]
+    fn a_wrong_number_is_told_what_is_expected_negative_ones_too() {
+        let told = |flag: &str, value: &str| {
+            let words = ["lockstep", "submit", "job.toml", flag, value];
+            Cli::try_parse_from(words).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(told("--priority", "99"), Ok(()));
+        for value in ["100", "-1", "5.5", "high"] {
+            let error = told("--priority", value).unwrap_err();
+            assert!(error.contains("expected a whole number, 0 to 99"), "{error}");
+        }
+        let error = told("--ranks", "-1").unwrap_err();
+        assert!(error.contains("expected a number of ranks, or two with a dash"), "{error}");
+    }
+
+    #[test]
     fn a_wrong_state_or_role_is_told_what_there_is() {
         assert_eq!(parse_state("queued"), Ok(JobState::Queued));
         assert!(parse_state("done").unwrap_err().contains("one of queued, active, "));
