@@ -5,6 +5,7 @@
 
 pub mod arrival;
 pub mod attempt;
+pub mod faults;
 pub mod job;
 pub mod lease;
 pub mod ledger;

@@ -27,7 +27,7 @@ pub(crate) async fn insert_fault(
 }
 
 /// A fault that has happened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Injected {
     pub(crate) index: i32,
     pub(crate) attempt_id: AttemptId,
