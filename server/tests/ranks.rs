@@ -185,6 +185,7 @@ async fn a_rank_that_is_inside_in_the_lane_in_which_it_is_missed_has_a_link_at_f
     let message = verdict["message"].as_str().unwrap();
     assert!(message.contains("bucket 2 of 9 (collective 7 of lane 1)"), "{message}");
     assert_eq!((&now["generation"], &now["state"]), (&json!(2), &json!("active")));
+    assert_eq!(part(&server, &job, "ranks").await["collective"], Value::Null, "{now:#}");
     // What its record still says of the group that is no more accuses nobody.
     let next = beta.assignment(&server).await.fence();
     for fence in [&fence, &next] {

@@ -76,6 +76,12 @@ async fn attempts_that_end_without_a_step_double_the_wait_and_a_step_ends_that(p
     course.ends(1, death.clone()).await;
     let now = view(&course.server, &course.job).await;
     assert_eq!(now["waiting"], "waits 1 s after a failure", "it did a step");
+    let path = format!("/v1/jobs/{}/log", course.job);
+    let log = course.server.get(&path, &course.server.first.token).await.json();
+    let goes_on = log["lines"].as_array().unwrap().iter().filter(|line| {
+        line["text"] == "another attempt goes on from its beginning" && line["source"] == "server"
+    });
+    assert_eq!(goes_on.count(), 4, "{log:#}");
 }
 
 #[sqlx::test(migrations = "../migrations")]

@@ -121,12 +121,12 @@ fn place(resume: Option<Step>) -> String {
     }
 }
 
-/// Of an attempt that has ended: who had no slots to go on.
+/// Of an attempt that has ended: whose places were still to be filled.
 fn unfilled(gang: &Gang) -> Option<String> {
     let ranks: Vec<String> = gang.vacant().iter().map(ToString::to_string).collect();
     let word = if ranks.len() == 1 { "rank" } else { "ranks" };
     let who = ranks.join(", ");
-    (!ranks.is_empty()).then(|| format!("no slots for {word} {who} within timeouts.formation: "))
+    (!ranks.is_empty()).then(|| format!("{word} {who} had no slots: "))
 }
 
 /// A sentence for the log of a job whose attempt was stopped and that goes on from the checkpoint of this step.
